@@ -1,0 +1,64 @@
+"""Configuration: the only home of defaults.
+
+A field that is None means "choose for me"; `neper.engine.settings.resolve` makes every such choice in one place and
+logs it. The command line's flags are made from these dataclasses: a field's `help` metadata is its help text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from neper.errors import StartupError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the engine loads and how much it may use."""
+
+    model: str = _option(DEFAULT_MODEL, "Model: the embedded smollm2-135m, a directory, a .gguf file, or a hub id.")
+    device: str | None = _option(None, "Device: cpu or cuda. Default: cuda where there is one.")
+    dtype: str | None = _option(None, "float32 or bfloat16. Default: bfloat16 where the device is fast at it.")
+    max_model_len: int | None = _option(None, "Longest prompt + reply in tokens. Default: the model's context.")
+    max_num_seqs: int = _option(64, "Most requests computed at a time; the others wait.")
+    max_num_batched_tokens: int = _option(512, "Most tokens in a step; longer prompts are computed in chunks of this.")
+    kv_cache_memory: int | None = _option(None, "Bytes for the KV cache. Default: a share of the free memory.")
+    block_size: int = _option(16, "Tokens in a block of the KV cache.")
+    max_logprobs: int = _option(20, "Most alternatives a request may list per token.")
+    prefix_caching: bool = _option(True, "Reuse the KV cache of prompts that begin alike.")
+    num_threads: int | None = _option(None, "CPU threads of the engine. Default: one a core.")
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise StartupError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_model_len", "kv_cache_memory", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise StartupError(f"{name} must be at least 1, got {value}")
+        if self.max_logprobs < 0:
+            raise StartupError(f"max_logprobs must be at least 0, got {self.max_logprobs}")
+        if self.dtype not in (None, "float32", "bfloat16"):
+            raise StartupError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """How the HTTP server listens and what it bounds."""
+
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8000, "Port to listen on.")
+    api_key: str | None = _option(None, "Bearer token that every /v1 request must carry.")
+    served_model_name: str | None = _option(None, "Name of the model in the API. Default: from the model itself.")
+    max_body_bytes: int = _option(16 * 2**20, "Largest request body.")
+    max_requests: int = _option(1024, "Most choices in flight (running and waiting); beyond them the answer is a 503.")
+    max_choices: int = _option(128, "Most choices (prompts x n) of one request.")
+    request_timeout: float = _option(600.0, "Seconds after which a request is ended with an error.")
+    drain_timeout: float = _option(30.0, "Seconds that running requests get to finish when the server is stopped.")
+    log_level: str = _option("info", "debug, info, warning or error.")

@@ -1,0 +1,85 @@
+"""The Engine protocol: all that the server knows of what computes tokens.
+
+Our own engine (in its own process) and, later, foreign engines over the line protocol stand behind it. The server asks
+`capabilities` before it accepts a field, submits requests and reads TokenChunks; it never sees a model or a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from neper.types import Request, TokenChunk
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine can do, fixed once it is ready.
+
+    Attributes:
+        vocab_size: width V of the logits: every id in a request must be below it.
+        max_model_len: longest prompt + generation, in tokens.
+        max_logprobs: largest top_k it lists.
+        logprobs_modes: views it can give.
+        prompt_logprobs: it scores prompt positions (echo with logprobs, prompt_logprobs).
+        sampling_fields: names of SamplingParams fields it honours.
+        device, dtype, attention, scoring: for people: where it runs and which implementations it picked.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+    logprobs_modes: tuple[str, ...] = ("raw_logprobs",)
+    prompt_logprobs: bool = True
+    sampling_fields: frozenset[str] = frozenset()
+    device: str = ""
+    dtype: str = ""
+    attention: str = ""
+    scoring: str = ""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine's load; counters count since start."""
+
+    running: int = 0
+    waiting: int = 0
+    total_blocks: int = 0
+    free_blocks: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    restarts: int = 0
+
+
+class TokenStream(Protocol):
+    """The chunks of one request, ending after the one with a finish_reason.
+
+    A request that fails ends with a chunk whose finish_reason is ERROR. An engine that dies raises EngineDeadError.
+    `close()` is safe at any time and more than once: if the request has not ended, the engine stops its work. It must
+    be called even when the stream was never iterated (a generator that never started runs no `finally`).
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenChunk]: ...
+
+    async def __anext__(self) -> TokenChunk: ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def alive(self) -> bool:
+        """False while the engine is down (being started again after it died)."""
+        ...
+
+    def submit(self, request: Request) -> TokenStream:
+        """Queue a request. Raises OverloadedError when the queue is full, EngineDeadError while the engine is down."""
+        ...
+
+    def stats(self) -> EngineStats: ...

@@ -1,0 +1,123 @@
+"""The exception tree: every error that a user can meet, each with its HTTP status and OpenAI code."""
+
+from __future__ import annotations
+
+
+class NeperError(Exception):
+    """Base of all errors that neper raises on purpose.
+
+    Attributes:
+        status: HTTP status of the reply.
+        type: OpenAI error type.
+        code: OpenAI error code, or None.
+        param: name of the request field at fault, or None.
+        retry_after: seconds for the Retry-After header, or None.
+    """
+
+    status: int = 500
+    type: str = "internal_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class InvalidRequestError(NeperError):
+    """A field of the request is wrong; nothing was started."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class UnsupportedError(InvalidRequestError):
+    """A field or value that this server (or the engine behind it) does not implement."""
+
+    code = "unsupported"
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or the prompt with max_tokens, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(NeperError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(NeperError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class NotFoundError(NeperError):
+    """No such route."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowedError(NeperError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class RequestTooLargeError(NeperError):
+    """The body is larger than the server accepts."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class OverloadedError(NeperError):
+    """The queue is full, or the server is shutting down; try again later."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+
+
+class EngineError(NeperError):
+    """The engine failed this request; the engine itself lives on."""
+
+    code = "engine_error"
+
+
+class InvalidLogitsError(EngineError):
+    """The model produced NaN, +inf, or nothing above -inf for a row of this request."""
+
+    code = "invalid_logits"
+
+
+class EngineDeadError(EngineError):
+    """The engine process died while it served this request; it is being started again."""
+
+    code = "engine_dead"
+
+
+class RequestTimeoutError(EngineError):
+    """The request ran longer than the server allows."""
+
+    code = "timeout"
+
+
+class StartupError(NeperError):
+    """neper cannot start as configured. The message says what to change."""
+
+    code = "startup"
+
+
+class ModelLoadError(StartupError):
+    """The model cannot be loaded: missing files, missing or unknown weights, an architecture that is not supported."""
+
+    code = "model_load"

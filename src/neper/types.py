@@ -1,0 +1,188 @@
+"""Plain frozen data that travels between layers and, unchanged, between processes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+class FinishReason(str, Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen and when generation ends.
+
+    A temperature below 1e-5 is greedy. `top_k` 0 (or -1) and `top_p` 1.0 switch those filters off. `max_tokens` None
+    means the rest of the context. `stop` strings act on text, so the text layer applies them; all else is the engine's.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def penalized(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Which scores a request wants, all in the raw view (the model's own distribution).
+
+    Attributes:
+        top_k: alternatives per generated token; 0 = the sampled token alone, None = no scores.
+        prompt_top_k: alternatives per prompt token; 0 = the prompt token alone, None = no scores.
+        prompt_start: first prompt position to score, >= 1 (position 0 has no context to be scored in).
+    """
+
+    top_k: int | None = None
+    prompt_top_k: int | None = None
+    prompt_start: int = 1
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to compute. `sampling.max_tokens` 0 asks for prompt scores alone.
+
+    Attributes:
+        eos_token_ids: end-of-sequence ids of the model; sampling one ends the request unless `sampling.ignore_eos`.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = SamplingParams()
+    logprobs: LogprobParams = LogprobParams()
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class PackedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Results of consecutive tokens of one sequence, as the device packed them: rows of int32 words.
+
+    Without scores (`top_k` None) a row is `[id, valid]`. With scores it is `[id, rank, logprob bits]`, then the `top_k`
+    listed ids, then their `top_k` logprobs' bits; rank 0 marks an invalid row. Unused places of a list hold id -1 and
+    logprob -inf. Every array property is a view of `data`: nothing is made per token or per alternative.
+    """
+
+    top_k: int | None
+    data: bytes
+
+    @property
+    def width(self) -> int:
+        """Words per row."""
+        return 2 if self.top_k is None else 3 + 2 * self.top_k
+
+    @property
+    def words(self) -> Int32Array:
+        """[n, width] int32."""
+        return np.frombuffer(self.data, dtype=np.int32).reshape(-1, self.width)
+
+    def __len__(self) -> int:
+        return len(self.data) // (4 * self.width)
+
+    def __getitem__(self, rows: slice) -> PackedRows:
+        return PackedRows(self.top_k, self.words[rows].tobytes())
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """[n] int32: the sampled (or prompt) token of each row."""
+        return self.words[:, 0]
+
+    @property
+    def rank(self) -> Int32Array:
+        """[n] int32: 1 + the number of tokens with a strictly greater logit. Needs scores."""
+        self._need_scores()
+        return self.words[:, 1]
+
+    @property
+    def logprob(self) -> Float32Array:
+        """[n] float32, natural log. Needs scores."""
+        self._need_scores()
+        return self.words[:, 2].view(np.float32)
+
+    @property
+    def top_ids(self) -> Int32Array:
+        """[n, top_k] int32, best first, -1 where the list is shorter. Needs scores."""
+        k = self._need_scores()
+        return self.words[:, 3 : 3 + k]
+
+    @property
+    def top_logprobs(self) -> Float32Array:
+        """[n, top_k] float32, -inf where the list is shorter. Needs scores."""
+        k = self._need_scores()
+        return self.words[:, 3 + k : 3 + 2 * k].view(np.float32)
+
+    def _need_scores(self) -> int:
+        if self.top_k is None:
+            raise ValueError("these rows carry no scores")
+        return self.top_k
+
+    @staticmethod
+    def pack(
+        token_ids: npt.ArrayLike,
+        logprob: npt.ArrayLike | None = None,
+        rank: npt.ArrayLike | None = None,
+        top_ids: npt.ArrayLike | None = None,
+        top_logprobs: npt.ArrayLike | None = None,
+    ) -> PackedRows:
+        """Rows from separate host arrays ([n], [n], [n], [n, k], [n, k]): for engines that do not pack on a device."""
+        ids = np.asarray(token_ids, dtype=np.int32).reshape(-1, 1)
+        n = len(ids)
+        if logprob is None:
+            return PackedRows(None, np.hstack([ids, np.ones_like(ids)]).tobytes())
+        rank_ = np.ones(n, np.int32) if rank is None else np.asarray(rank, dtype=np.int32)
+        listed = np.zeros((n, 0), np.int32) if top_ids is None else np.asarray(top_ids, dtype=np.int32).reshape(n, -1)
+        values = np.zeros((n, 0)) if top_logprobs is None else np.asarray(top_logprobs).reshape(n, -1)
+        scores = np.hstack([np.asarray(logprob).reshape(n, 1), values]).astype(np.float32).view(np.int32)
+        words = np.hstack([ids, rank_.reshape(n, 1), scores[:, :1], listed, scores[:, 1:]])
+        return PackedRows(listed.shape[1], np.ascontiguousarray(words, dtype=np.int32).tobytes())
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What one step brought for one request: 0..W tokens, perhaps scores of prompt positions, perhaps the end.
+
+    Attributes:
+        tokens: rows of newly sampled tokens, a sampled end token included; None when there are none.
+        prompt: rows of scored prompt positions, in order: chunks of one request join to positions
+            `prompt_start .. len(prompt)`; None when there are none.
+        finish_reason: set on the last chunk of a request, and only there.
+        stop_token_id: the token that ended the request, when one did.
+        error: message of the failure when `finish_reason` is ERROR.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+    """
+
+    request_id: str
+    tokens: PackedRows | None = None
+    prompt: PackedRows | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+
+
+JsonObject = dict[str, Any]
