@@ -1,0 +1,218 @@
+"""The engine in one process: plan a step, run it, read it, finish it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from neper import ops
+from neper.config import EngineConfig
+from neper.engine import batch, readback, settings
+from neper.engine.blocks import BlockManager
+from neper.engine.interface import Capabilities, EngineStats
+from neper.engine.penalties import PenaltyTables
+from neper.engine.readback import StepResult
+from neper.engine.runner import ModelRunner
+from neper.engine.scheduler import ScheduledChunk, Scheduler
+from neper.engine.sequence import Sequence
+from neper.models import registry
+from neper.models.kv_cache import KVCache
+from neper.models.registry import ModelSource
+from neper.types import FinishReason, PackedRows, Request, TokenChunk
+
+logger = logging.getLogger("neper.engine")
+
+SAMPLING_FIELDS = frozenset(
+    {
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
+        "ignore_eos", "skip_special_tokens",
+    }
+)  # fmt: skip
+
+
+class EngineCore:
+    """Model, scheduler and the step loop. Synchronous; one thread uses it.
+
+    A request is added, advanced by `step` calls, and ends with a TokenChunk that has a finish_reason, unless it is
+    aborted, after which nothing more is heard of it. An invalid row (NaN, +inf, nothing above -inf) ends its own
+    request with finish_reason ERROR and no other.
+    """
+
+    def __init__(
+        self, config: EngineConfig, source: ModelSource, progress: Callable[[int, int, str], None] | None = None
+    ) -> None:
+        self.settings = settings.resolve(config, source)
+        torch.set_num_threads(self.settings.num_threads)
+        decoder = registry.load(source, dtype=self.settings.dtype, device=self.settings.device, progress=progress)
+        model = source.config
+        kv_cache = KVCache(
+            num_layers=model.num_layers,
+            num_blocks=self.settings.num_blocks,
+            block_size=self.settings.block_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=self.settings.dtype,
+            device=self.settings.device,
+        )
+        penalties = PenaltyTables(self.settings.max_num_seqs, model.vocab_size, self.settings.device)
+        self.runner = ModelRunner(decoder, kv_cache, penalties)
+        self.scheduler = Scheduler(
+            BlockManager(
+                self.settings.num_blocks, self.settings.block_size, prefix_caching=self.settings.prefix_caching
+            ),
+            max_num_seqs=self.settings.max_num_seqs,
+            max_num_batched_tokens=self.settings.max_num_batched_tokens,
+        )
+        self.capabilities = Capabilities(
+            vocab_size=model.vocab_size,
+            max_model_len=self.settings.max_model_len,
+            max_logprobs=self.settings.max_logprobs,
+            sampling_fields=SAMPLING_FIELDS,
+            device=str(self.settings.device),
+            dtype=str(self.settings.dtype).removeprefix("torch."),
+            attention=ops.IMPLEMENTATIONS["attention"],
+            scoring=ops.IMPLEMENTATIONS["scoring"],
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._ready: list[TokenChunk] = []
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._ready)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. One that cannot run is answered by its first chunk, an ERROR; it never raises."""
+        problem = self._problem(request)
+        if problem is not None:
+            self._ready.append(_failure(request.request_id, problem))
+            return
+        seq = Sequence(request, self.settings.max_model_len)
+        self._prompt_tokens += seq.num_prompt_tokens
+        if seq.max_tokens == 0 and not seq.scores_left:
+            self._ready.append(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
+            return
+        self._sequences[request.request_id] = seq
+        self.scheduler.add(seq)
+
+    def abort(self, request_id: str) -> None:
+        """End a request without a further chunk. Unknown and finished ids are ignored: an abort may cross the end."""
+        seq = self._sequences.pop(request_id, None)
+        if seq is not None:
+            self.scheduler.remove(seq)
+
+    def step(self) -> list[TokenChunk]:
+        """Compute one step and return what it brought, at most one chunk a request."""
+        chunks, self._ready = self._ready, []
+        plan = self.scheduler.plan()
+        if plan.chunks:
+            inputs = batch.build(
+                plan,
+                block_size=self.settings.block_size,
+                vocab_size=self.capabilities.vocab_size,
+                device=self.settings.device,
+            )
+            output = self.runner.run(inputs)
+            chunks += self._finish(readback.read(output))
+            self._steps += 1
+        return chunks
+
+    def fail_all(self, message: str) -> list[TokenChunk]:
+        """End every request with an ERROR chunk: what is left to do when a step itself raised."""
+        chunks = self._ready + [_failure(request_id, message) for request_id in self._sequences]
+        self._ready = []
+        for seq in list(self._sequences.values()):
+            self._end(seq)
+        return chunks
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            total_blocks=self.scheduler.blocks.num_usable_blocks,
+            free_blocks=self.scheduler.blocks.num_free_blocks,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=self.scheduler.num_preemptions,
+            steps=self._steps,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if a block, a slot or a request is lost. For tests."""
+        self.scheduler.check()
+        known = set(self.scheduler.running) | set(self.scheduler.waiting)
+        assert set(self._sequences.values()) == known, "the engine and its scheduler know different requests"
+
+    def _problem(self, request: Request) -> str | None:
+        """Why a request cannot be computed, or None. The server checks the same before; this guards the device."""
+        vocab, length = self.capabilities.vocab_size, len(request.prompt_token_ids)
+        sampling, logprobs = request.sampling, request.logprobs
+        if request.request_id in self._sequences:
+            return f"request id {request.request_id!r} is in use"
+        if length == 0:
+            return "the prompt is empty"
+        if length > self.settings.max_model_len:
+            return f"the prompt has {length} tokens, the context {self.settings.max_model_len}"
+        ids = [*request.prompt_token_ids, *sampling.logit_bias, *sampling.stop_token_ids]
+        if not all(0 <= token_id < vocab for token_id in ids):
+            return f"a token id is outside the vocabulary of {vocab}"
+        for top_k in (logprobs.top_k, logprobs.prompt_top_k):
+            if top_k is not None and not 0 <= top_k <= self.settings.max_logprobs:
+                return f"{top_k} alternatives were asked for; 0 to {self.settings.max_logprobs} can be listed"
+        return None
+
+    def _finish(self, result: StepResult) -> list[TokenChunk]:
+        """Apply a step's results to its sequences: advance, stop, publish blocks, make chunks."""
+        chunks = []
+        for scheduled in result.plan.chunks:
+            chunk = self._finish_chunk(scheduled, result.tokens.get(scheduled), result.prompt.get(scheduled))
+            if chunk is not None:
+                chunks.append(chunk)
+        return chunks
+
+    def _finish_chunk(
+        self, scheduled: ScheduledChunk, tokens: PackedRows | None, prompt: PackedRows | None
+    ) -> TokenChunk | None:
+        seq = scheduled.seq
+        request_id = seq.request.request_id
+        # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
+        if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
+            self._end(seq)
+            return _failure(request_id, "the model produced logits that are not numbers for this request")
+        seq.num_computed_tokens = scheduled.start + scheduled.length
+        if prompt is not None:
+            seq.next_score = scheduled.score_end
+            self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
+        reason = None
+        if tokens is not None:
+            self.scheduler.blocks.commit(seq, seq.num_computed_tokens)
+            token_id = int(tokens.token_ids[0])
+            reason = seq.append(token_id)
+            self._generated_tokens += 1
+        elif seq.max_tokens == 0 and not seq.scores_left:
+            reason = FinishReason.LENGTH
+        if tokens is None and prompt is None and reason is None:
+            return None
+        if reason is not None:
+            self._end(seq)
+        return TokenChunk(
+            request_id=request_id,
+            tokens=tokens,
+            prompt=prompt,
+            finish_reason=reason,
+            stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None,
+            num_cached_tokens=seq.num_cached_tokens,
+        )
+
+    def _end(self, seq: Sequence) -> None:
+        self._cached_tokens += max(0, seq.num_cached_tokens)
+        self.scheduler.remove(seq)
+        del self._sequences[seq.request.request_id]
+
+
+def _failure(request_id: str, message: str) -> TokenChunk:
+    return TokenChunk(request_id=request_id, finish_reason=FinishReason.ERROR, error=message)

@@ -1,0 +1,128 @@
+"""The engine as its own process: `python -m neper.engine.process DIRECTORY`, started by `neper.engine.client`.
+
+It connects to the two sockets in DIRECTORY, receives its configuration as the first message, and serves until it is
+told to stop or its parent is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from neper.engine.core import EngineCore
+from neper.engine.messages import (
+    Abort,
+    FromEngine,
+    Loading,
+    Ready,
+    Shutdown,
+    Start,
+    StartFailed,
+    Step,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from neper.errors import StartupError
+from neper.models import registry
+
+logger = logging.getLogger("neper.engine")
+
+_IDLE_POLL_MS = 500
+_SEND_TIMEOUT_MS = 10_000
+
+
+class EngineProcess:
+    """The loop around an EngineCore: take messages, step, send what the step brought."""
+
+    def __init__(self, directory: Path) -> None:
+        self._parent = os.getppid()
+        context = zmq.Context()
+        self._inbox = context.socket(zmq.PULL)
+        self._outbox = context.socket(zmq.PUSH)
+        self._outbox.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
+        self._outbox.setsockopt(zmq.LINGER, 1000)
+        for socket in (self._inbox, self._outbox):
+            socket.set_hwm(0)
+        self._inbox.connect(f"ipc://{directory}/to-engine")
+        self._outbox.connect(f"ipc://{directory}/from-engine")
+
+    def serve(self) -> int:
+        """Run until told to stop; returns the exit status."""
+        start = self._receive(wait=True)
+        if not isinstance(start, Start):
+            return 0 if start is None or isinstance(start, Shutdown) else 2
+        logging.basicConfig(
+            level=start.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        try:
+            source = registry.resolve(start.config.model)
+            core = EngineCore(start.config, source, lambda *progress: self._send(Loading(*progress)))
+        except StartupError as error:
+            self._send(StartFailed(error.message))
+            return 1
+        except (MemoryError, RuntimeError) as error:
+            logger.exception("the engine could not start")
+            self._send(StartFailed(f"the engine could not start: {error}"))
+            return 1
+        self._send(Ready(core.capabilities, core.stats()))
+        while self._take_messages(core):
+            if core.has_work:
+                self._step(core)
+        return 0
+
+    def _step(self, core: EngineCore) -> None:
+        try:
+            chunks = core.step()
+        except Exception as error:  # a step that raises must not take the requests of tomorrow with it
+            logger.exception("a step failed; its requests end with an error")
+            chunks = core.fail_all(f"the engine failed in a step: {type(error).__name__}: {error}")
+        if chunks:
+            self._send(Step(chunks, core.stats()))
+
+    def _take_messages(self, core: EngineCore) -> bool:
+        """Act on all messages that wait, waiting for one when there is nothing to compute. False = stop."""
+        message = self._receive(wait=not core.has_work)
+        changed = False
+        while message is not None:
+            if isinstance(message, Submit):
+                core.add(message.request)
+            elif isinstance(message, Abort):
+                core.abort(message.request_id)
+                changed = True
+            elif isinstance(message, Shutdown):
+                return False
+            message = self._receive(wait=False)
+        if changed and not core.has_work:
+            self._send(Step([], core.stats()))
+        return os.getppid() == self._parent
+
+    def _receive(self, *, wait: bool) -> ToEngine | None:
+        """The next message; None when there is none, or, waiting, when the parent is gone."""
+        while wait and not self._inbox.poll(_IDLE_POLL_MS):
+            if os.getppid() != self._parent:
+                return None
+        try:
+            return decode_to_engine(self._inbox.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def _send(self, message: FromEngine) -> None:
+        self._outbox.send(encode(message))
+
+
+def main() -> int:
+    # The parent drains and then says Shutdown; a Ctrl-C that reaches the whole process group is the parent's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return EngineProcess(Path(sys.argv[1])).serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Decides what each step computes: which sequences run, and how many tokens of each. Plain Python, no tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from neper.engine.blocks import BlockManager
+from neper.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduledChunk:
+    """Tokens start .. start + length of one sequence, computed in one step.
+
+    Attributes:
+        samples: the chunk reaches the sequence's last token, so its last row gives the next one.
+        score_start, score_end: prompt positions scored in this chunk, each from the row before it. None when equal.
+    """
+
+    seq: Sequence
+    start: int
+    length: int
+    samples: bool
+    score_start: int
+    score_end: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The chunks of one step: those of a single token first, so that they can be attended together."""
+
+    chunks: tuple[ScheduledChunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+class Scheduler:
+    """Owns the waiting and running sequences and, through them, the blocks.
+
+    First come, first served. Every running sequence that needs one token gets it before longer chunks take the rest of
+    the step. When blocks run out, the youngest running sequence is preempted: it gives all its blocks back and is
+    computed again later, from its prompt and what it has generated.
+    """
+
+    def __init__(self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.blocks = blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a sequence, finished or aborted, wherever it is."""
+        if seq.slot >= 0:
+            self.running.remove(seq)
+            self._stop_running(seq)
+        else:
+            self.waiting.remove(seq)
+
+    def plan(self) -> StepPlan:
+        """Choose the next step's chunks and give each the blocks it needs. Empty when nothing waits or runs."""
+        lengths: dict[Sequence, int] = {}
+        budget = self.max_num_batched_tokens
+        by_need = sorted(self.running, key=lambda seq: seq.num_tokens - seq.num_computed_tokens > 1)  # stable
+        preempted = False
+        for seq in by_need:
+            length = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            if length == 0 or seq.slot < 0:  # out of budget, or preempted for an earlier one just now
+                continue
+            while not self.blocks.can_grow(seq, seq.num_computed_tokens + length):
+                victim = self.running[-1]
+                budget += lengths.pop(victim, 0)
+                self._preempt(victim)
+                preempted = True
+                if victim is seq:
+                    break
+            if seq.slot >= 0:
+                self.blocks.grow(seq, seq.num_computed_tokens + length)
+                lengths[seq] = length
+                budget -= length
+        if not preempted:
+            self._admit(lengths, budget)
+        chunks = [self._chunk(seq, length) for seq, length in lengths.items()]
+        chunks.sort(key=lambda chunk: chunk.length > 1)
+        return StepPlan(tuple(chunks))
+
+    def _admit(self, lengths: dict[Sequence, int], budget: int) -> None:
+        """Start waiting sequences, in order, while the step has tokens and the cache has room for all of each."""
+        while self.waiting and budget > 0 and self._free_slots:
+            seq = self.waiting[0]
+            self.blocks.reuse_prefix(seq)
+            if not self.blocks.can_grow(seq, seq.num_tokens):
+                self.blocks.release(seq)
+                break
+            self.waiting.popleft()
+            self.running.append(seq)
+            seq.slot = self._free_slots.pop()
+            if seq.num_cached_tokens < 0:
+                seq.num_cached_tokens = seq.num_computed_tokens
+            length = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            self.blocks.grow(seq, seq.num_computed_tokens + length)
+            lengths[seq] = length
+            budget -= length
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._stop_running(seq)
+        self.waiting.appendleft(seq)
+        self.num_preemptions += 1
+
+    def _stop_running(self, seq: Sequence) -> None:
+        self.blocks.release(seq)
+        self._free_slots.append(seq.slot)
+        seq.slot = -1
+
+    @staticmethod
+    def _chunk(seq: Sequence, length: int) -> ScheduledChunk:
+        start = seq.num_computed_tokens
+        end = start + length
+        score_start = max(start + 1, seq.next_score)
+        score_end = max(score_start, min(end + 1, seq.num_prompt_tokens))
+        samples = end == seq.num_tokens and seq.max_tokens > 0
+        return ScheduledChunk(seq, start, length, samples, score_start, score_end)
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues, slots and blocks agree. For tests, after every step."""
+        self.blocks.check(self.running)
+        slots = [seq.slot for seq in self.running]
+        assert all(slot >= 0 for slot in slots), "a running sequence has no slot"
+        assert sorted(slots + self._free_slots) == list(range(self.max_num_seqs)), "slots leaked"
+        assert all(seq.slot < 0 and not seq.block_table for seq in self.waiting), "a waiting sequence holds something"
+        for seq in self.running:
+            assert seq.num_computed_tokens <= len(seq.block_table) * self.blocks.block_size, (
+                "computed beyond its blocks"
+            )

@@ -1,0 +1,87 @@
+"""One request's progress: its tokens, what of them is computed, the blocks it holds, and when it is done."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from neper.types import FinishReason, Request
+
+
+class Sequence:
+    """A request in the engine. The scheduler and the step loop advance it; nothing else writes to it.
+
+    Attributes:
+        token_ids: the prompt, then the generated tokens.
+        num_computed_tokens: leading tokens whose K/V are in this sequence's blocks.
+        next_score: first prompt position whose score has not been delivered (len(prompt) when all are, or none wanted).
+        block_table: the blocks it holds, in order.
+        num_hashed_blocks: leading blocks already offered to the prefix cache.
+        slot: its row in per-sequence device tables while it runs, else -1.
+        num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
+    """
+
+    def __init__(self, request: Request, max_model_len: int) -> None:
+        self.request = request
+        self.token_ids: list[int] = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        wants_prompt = request.logprobs.prompt_top_k is not None
+        self.next_score = max(1, request.logprobs.prompt_start) if wants_prompt else self.num_prompt_tokens
+        self.block_table: list[int] = []
+        self.num_hashed_blocks = 0
+        self.slot = -1
+        self.num_cached_tokens = -1
+        room = max_model_len - self.num_prompt_tokens
+        limit = request.sampling.max_tokens
+        self.max_tokens = room if limit is None else min(limit, room)
+        self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            self._stop_ids |= frozenset(request.eos_token_ids)
+        self._block_hashes: list[bytes] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def scores_left(self) -> bool:
+        return self.next_score < self.num_prompt_tokens
+
+    @property
+    def max_reusable_tokens(self) -> int:
+        """Leading tokens whose cached K/V may stand in for computing them.
+
+        The last token is always computed (its hidden state gives the next token), and so is the one before the first
+        position still to be scored: K/V in the cache do not give a hidden state.
+        """
+        limit = self.num_tokens - 1
+        return min(limit, self.next_score - 1) if self.scores_left else limit
+
+    @property
+    def banned_token_ids(self) -> frozenset[int]:
+        """Ids that may not be sampled now: those that would end the request before min_tokens."""
+        return self._stop_ids if self.num_output_tokens < self.request.sampling.min_tokens else frozenset()
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token; returns why the request ends with it, or None."""
+        self.token_ids.append(token_id)
+        if token_id in self._stop_ids:
+            return FinishReason.STOP
+        if self.num_output_tokens >= self.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def block_hash(self, index: int, block_size: int) -> bytes:
+        """Hash of the tokens 0 .. (index + 1) * block_size, which must be there: equal hashes mean equal K/V."""
+        while len(self._block_hashes) <= index:
+            start = len(self._block_hashes) * block_size
+            tokens = np.array(self.token_ids[start : start + block_size], dtype=np.int32)
+            parent = self._block_hashes[-1] if self._block_hashes else b""
+            self._block_hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+        return self._block_hashes[index]

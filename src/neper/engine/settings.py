@@ -1,0 +1,146 @@
+"""Makes every "choose for me" of EngineConfig, in one place, and says in the log what was chosen and why."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from neper.config import EngineConfig
+from neper.errors import StartupError
+from neper.models.kv_cache import KVCache
+from neper.models.registry import ModelSource
+
+logger = logging.getLogger("neper.engine")
+
+_DEFAULT_CACHE_SHARE = 0.25
+_DEFAULT_CACHE_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """An EngineConfig with nothing left to choose."""
+
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int
+    max_logprobs: int
+    prefix_caching: bool
+    num_threads: int
+
+
+def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
+    """Choose what `config` left open.
+
+    Raises:
+        StartupError: a setting that the machine or the model cannot meet; the message names it and what to change.
+    """
+    device = _device(config.device)
+    dtype = getattr(torch, config.dtype) if config.dtype else _fast_dtype(device)
+    model_limit = source.config.max_position_embeddings
+    max_model_len = config.max_model_len or model_limit
+    if max_model_len > model_limit:
+        raise StartupError(f"max_model_len {max_model_len} is beyond the model's context of {model_limit} tokens")
+    num_threads = config.num_threads or os.cpu_count() or 1
+    block_bytes = KVCache.bytes_per_block(
+        num_layers=source.config.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=source.config.num_kv_heads,
+        head_dim=source.config.head_dim,
+        dtype=dtype,
+    )
+    cache_bytes = config.kv_cache_memory
+    if cache_bytes is None:
+        cache_bytes = int(min(_DEFAULT_CACHE_BYTES, available_memory() * _DEFAULT_CACHE_SHARE))
+    # No more than all sequences at full length could use, and block 0 is nobody's.
+    per_sequence = -(-max_model_len // config.block_size)
+    num_blocks = min(cache_bytes // block_bytes, per_sequence * config.max_num_seqs + 1)
+    if num_blocks < per_sequence + 1:
+        needed = (per_sequence + 1) * block_bytes
+        if config.max_model_len is not None or num_blocks < 2:
+            raise StartupError(
+                f"a KV cache of {cache_bytes / 2**20:.0f} MiB cannot hold one request of {max_model_len} tokens, which "
+                f"takes {needed / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+            )
+        max_model_len = (num_blocks - 1) * config.block_size
+        logger.warning(
+            "max_model_len lowered to %d: the KV cache of %.0f MiB holds no more (the model's %d would take %.0f MiB)",
+            max_model_len,
+            cache_bytes / 2**20,
+            model_limit,
+            needed / 2**20,
+        )
+    settings = EngineSettings(
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_logprobs=config.max_logprobs,
+        prefix_caching=config.prefix_caching,
+        num_threads=num_threads,
+    )
+    logger.info(
+        "device %s, %s, %d threads, context %d, KV cache %d blocks of %d tokens (%.0f MiB), prefix caching %s",
+        device,
+        str(dtype).removeprefix("torch."),
+        num_threads,
+        max_model_len,
+        num_blocks - 1,
+        config.block_size,
+        num_blocks * block_bytes / 2**20,
+        "on" if config.prefix_caching else "off",
+    )
+    return settings
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16 or AMX)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def available_memory() -> int:
+    """Bytes of memory that can be taken without swapping."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, ValueError, OSError):
+        return 4 * 2**30
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise StartupError(f"device {name!r} is not known; use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise StartupError(f"device {name!r} is not supported; use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise StartupError("device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+    return device
+
+
+def _fast_dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cuda" or has_fast_bfloat16():
+        return torch.bfloat16
+    return torch.float32

@@ -1,0 +1,197 @@
+"""Logprobs in plain torch: the definition of what a logprob is here, the CPU path, and the oracle for faster kernels.
+
+For one row of logits x[0..V), read as float32:
+
+    M = max x        L = log sum exp(x - M)        logprob(i) = (x[i] - M) - L
+
+M and L stay two numbers: folding them into one normaliser would let a large common offset eat L's low bits, and
+`softmax().log()` is -inf at a gap of about 104.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neper.errors import InvalidRequestError
+
+# Terms of a row's sum are added in segments of this many, then the segments: the tree depends on V alone. torch's own
+# sum over a whole row splits a lone long row between threads, so a row's bits would depend on its company.
+_SUM_SEGMENT = 512
+# bfloat16 logits tie often: at V = 49,152 some 60 % of rows tie across the 20th place, hardly any past the 63rd.
+_TIE_MARGIN = 43
+
+
+class TokenLogprobs(NamedTuple):
+    """Scores of R rows, on the device of the logits.
+
+    Attributes:
+        logprob: [R] float32, natural log, of the row's token.
+        rank: [R] int32, 1 + the number of ids with a strictly greater logit; 0 in an invalid row.
+        top_ids: [R, k] int32, by (logit descending, id ascending); -1 in unused places.
+        top_logprobs: [R, k] float32; -inf in unused places.
+        valid: [R] bool; False where the row holds NaN or +inf, or nothing above -inf. All else of such a row is
+            filled: logprob -inf, rank 0, an empty list.
+    """
+
+    logprob: Tensor
+    rank: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+    valid: Tensor
+
+    def take(self, rows: slice) -> TokenLogprobs:
+        """The scores of some rows."""
+        return TokenLogprobs(*(field[rows] for field in self))
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, top_k: int = 0, *, rows: Tensor | None = None) -> TokenLogprobs:
+    """Logprob and rank of one token per row, and the row's top k.
+
+    Args:
+        logits: [N, V] float32, bfloat16 or float16, any row stride.
+        token_ids: [R] int, the token of each row, 0 <= id < V.
+        top_k: alternatives to list, 0 <= top_k; more than V lists V. Ids at -inf are never listed.
+        rows: [R] int, the rows of `logits` to score; None = all (R = N).
+
+    Returns:
+        TokenLogprobs. A row's bits depend on that row and V alone, never on top_k, R or its neighbours.
+
+    Raises:
+        InvalidRequestError: on shapes that do not fit, or a negative top_k.
+    """
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise InvalidRequestError(f"logits must be a [rows, vocabulary] float tensor, got {list(logits.shape)}")
+    if top_k < 0:
+        raise InvalidRequestError(f"top_k must be at least 0, got {top_k}", param="top_k")
+    if rows is not None:
+        logits = logits.index_select(0, rows.long())
+    if token_ids.shape != logits.shape[:1]:
+        raise InvalidRequestError(
+            f"token_ids must hold one id per row: got {list(token_ids.shape)} for {logits.shape[0]} rows"
+        )
+    x = logits.float()
+    count, vocab = x.shape
+    k = min(top_k, vocab)
+    if count == 0:
+        empty = x.new_empty((0,))
+        return TokenLogprobs(
+            empty, empty.int(), x.new_empty((0, top_k), dtype=torch.int32), x.new_empty((0, top_k)), empty.bool()
+        )
+    maximum, log_sum = row_normaliser(x)
+    valid = maximum.isfinite()  # amax keeps NaN, so a finite maximum means: no NaN, no +inf, something above -inf
+    chosen = x.gather(1, token_ids.long().unsqueeze(1)).squeeze(1)
+    values, ids = ordered_top_k(x, k)
+    rank = _rank(x, chosen, maximum, values)
+    logprob = (chosen - maximum) - log_sum
+    top_logprobs = (values - maximum.unsqueeze(1)) - log_sum.unsqueeze(1)
+    listed = (values > -torch.inf) & valid.unsqueeze(1)
+    return TokenLogprobs(
+        logprob=logprob.masked_fill(~valid, -torch.inf),
+        rank=rank.masked_fill(~valid, 0),
+        top_ids=_widen(ids.masked_fill(~listed, -1), top_k, -1),
+        top_logprobs=_widen(top_logprobs.masked_fill(~listed, -torch.inf), top_k, -torch.inf),
+        valid=valid,
+    )
+
+
+def row_normaliser(x: Tensor) -> tuple[Tensor, Tensor]:
+    """M and L of each row of x [R, V] float32: ([R], [R]) float32. Not finite in an invalid row."""
+    maximum = x.amax(-1)
+    return maximum, _sum_rows((x - maximum.unsqueeze(1)).exp_()).log_()
+
+
+def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best id of each row, the lowest among equals, and whether the row is valid.
+
+    Args:
+        logits: [R, V] float.
+
+    Returns:
+        ids [R] int64 (0 in an invalid row) and valid [R] bool.
+    """
+    maximum, ids = logits.max(-1)  # the first of equal maxima; NaN counts as the maximum
+    valid = maximum.isfinite()
+    return ids.masked_fill(~valid, 0), valid
+
+
+def ordered_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of each row in the one order of this project: value descending, id ascending.
+
+    Args:
+        x: [R, V] float32; rows with NaN come out in no particular order.
+        k: 0 <= k <= V.
+
+    Returns:
+        values [R, k] float32, ids [R, k] int32.
+    """
+    vocab = x.shape[1]
+    if k == 0:
+        return x.new_empty((len(x), 0)), x.new_empty((len(x), 0), dtype=torch.int32)
+    if x.device.type != "cpu":
+        return _top_k_by_key(x, k)  # no branch on data, so nothing waits for the device
+    # Float top-k is 7 times as fast as top-k on keys, but keeps any of the ids that tie at its end. So it fetches some
+    # more than k: ties that end among those are sorted by id, and only a row whose ties run past them is done by key.
+    # (Reading the values with numpy is free here: this branch is for host memory.)
+    width = min(k + _TIE_MARGIN, vocab)
+    values, ids = x.topk(width, sorted=True)
+    found = values.numpy()
+    cut = (found[:, k - 1] == found[:, -1]) & (found[:, -1] > -np.inf) if width < vocab else np.zeros(len(x), bool)
+    if (found[:, 1:] == found[:, :-1]).any():
+        ids, order = ids.sort(dim=-1)
+        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+        ids = ids.gather(1, order)
+    values, ids = values[:, :k], ids[:, :k].int()
+    if cut.any():
+        rows = torch.from_numpy(cut.nonzero()[0])
+        by_key = _top_k_by_key(x.index_select(0, rows), k)
+        values, ids = values.index_copy(0, rows, by_key[0]), ids.index_copy(0, rows, by_key[1])
+    return values, ids
+
+
+def _top_k_by_key(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """ordered_top_k through one 64-bit key per element: the float's bits made monotonic, then the inverted id."""
+    vocab = x.shape[1]
+    bits = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into +0.0: they are equal, so their ids decide
+    monotonic = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    inverted_ids = torch.arange(vocab - 1, -1, -1, device=x.device)
+    keys = (monotonic << 32) | inverted_ids
+    best = keys.topk(k, sorted=True).values
+    ids = (vocab - 1) - (best & 0xFFFFFFFF)
+    return x.gather(1, ids), ids.int()
+
+
+def _sum_rows(terms: Tensor) -> Tensor:
+    """Sum of each row [R, V] -> [R], by a tree that depends on V alone."""
+    vocab = terms.shape[1]
+    whole = vocab - vocab % _SUM_SEGMENT
+    parts = terms[:, :whole].reshape(len(terms), whole // _SUM_SEGMENT, _SUM_SEGMENT).sum(-1)
+    if whole < vocab:
+        parts = torch.cat([parts, terms[:, whole:].sum(-1, keepdim=True)], 1)
+    return parts.sum(-1)
+
+
+def _rank(x: Tensor, chosen: Tensor, maximum: Tensor, top_values: Tensor) -> Tensor:
+    """[R] int32: 1 + the number of strictly greater logits.
+
+    On the CPU a token at or above the last listed value is ranked within the list, which saves a pass over the row.
+    """
+    if x.device.type != "cpu":
+        return (x > chosen.unsqueeze(1)).sum(-1, dtype=torch.int32) + 1
+    known = torch.cat([maximum.unsqueeze(1), top_values], 1) if top_values.shape[1] == 0 else top_values
+    rank = (known > chosen.unsqueeze(1)).sum(-1, dtype=torch.int32) + 1
+    beyond = (chosen < known[:, -1]).numpy().nonzero()[0]
+    if len(beyond):
+        index = torch.from_numpy(beyond)
+        counted = (x.index_select(0, index) > chosen.index_select(0, index).unsqueeze(1)).sum(-1, dtype=torch.int32)
+        rank = rank.index_copy(0, index, counted + 1)
+    return rank
+
+
+def _widen(columns: Tensor, width: int, fill: float) -> Tensor:
+    """Pad [R, k] to [R, width] with `fill`."""
+    missing = width - columns.shape[1]
+    return torch.nn.functional.pad(columns, (0, missing), value=fill) if missing else columns

@@ -1,0 +1,211 @@
+"""Sampling: penalties, bias, temperature, top-k / top-p / min-p, and a seeded Gumbel draw per row.
+
+A row's draw depends on its own logits, parameters, seed and position only. The noise of (seed, position, id) is a hash,
+not a stream: no state is kept, a preempted request repeats its draws, and any device can compute the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neper.ops.reference import greedy_tokens, ordered_top_k, row_normaliser
+
+# Rows with top-k or top-p look at this many best ids first; the few rows that need more are sorted whole.
+_CANDIDATES = 1024
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Penalties of the P rows that have any.
+
+    Attributes:
+        rows: [P] int64, their rows in the step's logits.
+        repetition, frequency, presence: [P, 1] float32; 1, 0, 0 where off.
+        output_counts: [P, V] int32, how often each id was generated.
+        in_prompt: [P, V] bool.
+    """
+
+    rows: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    output_counts: Tensor
+    in_prompt: Tensor
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Additions to single logits, n of them over the step's rows: rows, ids [n] int64, values [n] float32.
+
+    A value of -inf bans the id.
+    """
+
+    rows: Tensor
+    ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class DrawInputs:
+    """Parameters of the rows that are sampled (not greedy), D of them.
+
+    Attributes:
+        rows: [D] int64, their rows in the step's logits.
+        temperature: [D] float32, >= 1e-5.
+        top_k: [D] int64, V where off. top_p: [D] float32, 1 where off. min_p: [D] float32, 0 where off.
+        keys: [D, 2] int64 in 0..2^32, from `noise_keys`.
+        filtered: whether any row has a top-k, top-p or min-p: known on the host.
+    """
+
+    rows: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    keys: Tensor
+    filtered: bool
+
+
+def edit_logits(logits: Tensor, penalties: Penalties | None, bias: Bias | None) -> Tensor:
+    """A copy of logits [R, V] as float32 with penalties, then bias applied.
+
+    Repetition: a seen id (prompt or output) is divided by the factor when positive, multiplied when negative
+    (Keskar et al. 2019). Frequency and presence: minus factor times count, minus factor if generated (OpenAI's).
+    """
+    x = logits.float().clone()
+    if penalties is not None:
+        edited = x.index_select(0, penalties.rows)
+        generated = penalties.output_counts > 0
+        repeated = torch.where(edited > 0, edited / penalties.repetition, edited * penalties.repetition)
+        edited = torch.where(generated | penalties.in_prompt, repeated, edited)
+        edited = edited - penalties.frequency * penalties.output_counts - penalties.presence * generated
+        x.index_copy_(0, penalties.rows, edited)
+    if bias is not None:
+        x.index_put_((bias.rows, bias.ids), bias.values, accumulate=True)
+    return x
+
+
+def sample(
+    logits: Tensor, *, penalties: Penalties | None = None, bias: Bias | None = None, draws: DrawInputs | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token per row: the greedy one, or a seeded draw for the rows named in `draws`.
+
+    Args:
+        logits: [R, V] float, the model's own.
+
+    Returns:
+        ids [R] int64 (0 in an invalid row); valid [R] bool, decided on the model's own logits and, where penalties
+        and bias leave nothing above -inf, on the edited ones too.
+    """
+    ids, valid = greedy_tokens(logits)
+    x = logits
+    if penalties is not None or bias is not None:
+        x = edit_logits(logits, penalties, bias)
+        ids, still_valid = greedy_tokens(x)
+        valid = valid & still_valid
+    if draws is not None:
+        drawn = _draw(x.index_select(0, draws.rows).float() / draws.temperature.unsqueeze(1), draws)
+        ids = ids.index_copy(0, draws.rows, drawn)
+    return ids.masked_fill(~valid, 0), valid
+
+
+def _draw(x: Tensor, draws: DrawInputs) -> Tensor:
+    """Draw one id [D] int64 per row of tempered logits x [D, V] float32."""
+    count, vocab = x.shape
+    if not draws.filtered:
+        return (x + gumbel(draws.keys, torch.arange(vocab, device=x.device).expand(count, -1))).argmax(-1)
+    width = min(_CANDIDATES, vocab) if x.device.type == "cpu" else vocab
+    maximum, log_sum = row_normaliser(x)
+    normaliser = (maximum + log_sum).unsqueeze(1)
+    ids, more = _draw_among_best(x, normaliser, draws, width)
+    if width < vocab:
+        unresolved = more.numpy().nonzero()[0]
+        if len(unresolved):
+            index = torch.from_numpy(unresolved)
+            rest = DrawInputs(
+                rows=index,
+                temperature=draws.temperature[index],
+                top_k=draws.top_k[index],
+                top_p=draws.top_p[index],
+                min_p=draws.min_p[index],
+                keys=draws.keys[index],
+                filtered=True,
+            )
+            ids[index] = _draw_among_best(x[index], normaliser[index], rest, vocab)[0]
+    return ids
+
+
+def _draw_among_best(x: Tensor, normaliser: Tensor, draws: DrawInputs, width: int) -> tuple[Tensor, Tensor]:
+    """Filter and draw among the `width` best ids; also whether a row's filters reach beyond them ([D] bool).
+
+    top-k first; top-p over what it left, renormalised; min-p against the best id's probability.
+    """
+    values, ids = ordered_top_k(x, width)
+    top_k = draws.top_k.unsqueeze(1)
+    place = torch.arange(width, device=x.device)
+    in_top_k = place < top_k
+    probability = torch.exp(values - normaliser).masked_fill(~in_top_k, 0.0)
+    mass = probability.double().cumsum(-1)
+    # Where top-k cuts within the candidates the kept mass is known; else it is all of the distribution.
+    total = torch.where(top_k <= width, mass[:, -1:], 1.0)
+    before = mass - probability
+    keep = in_top_k & (before < draws.top_p.unsqueeze(1) * total)
+    keep &= probability >= draws.min_p.unsqueeze(1) * probability[:, :1]
+    keep[:, 0] = True
+    more = keep[:, -1] & (top_k.squeeze(1) > width)
+    noisy = values.masked_fill(~keep, -torch.inf) + gumbel(draws.keys, ids.long())
+    best = noisy.argmax(-1, keepdim=True)
+    return ids.gather(1, best).squeeze(1).long(), more
+
+
+def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
+    """Standard Gumbel noise, a pure function of (key, id).
+
+    Args:
+        keys: [D, 2] int64 in 0..2^32, from `noise_keys`.
+        ids: [D, N] int64.
+
+    Returns:
+        [D, N] float32 = -log(-log u), u in (0, 1) with 23 bits (24 would round the largest to 1, noise infinity).
+    """
+    first = _wrap(keys[:, :1]).int()
+    second = _wrap(keys[:, 1:]).int()
+    h = _mix(_mix(ids.int() + first) ^ second)
+    u = ((h >> 9) & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+    return u.log_().neg_().log_().neg_()
+
+
+def noise_keys(seed: int, position: int) -> tuple[int, int]:
+    """Two 32-bit keys for the draw at `position` (number of tokens generated before it) under `seed` (64 bits)."""
+    low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    a = _mix_int((low + 0x9E3779B9) & 0xFFFFFFFF)
+    b = _mix_int(a ^ high)
+    first = _mix_int((b + position) & 0xFFFFFFFF)
+    return first, _mix_int(first ^ 0x85EBCA6B ^ a)
+
+
+def _wrap(x: Tensor) -> Tensor:
+    """0..2^32 as the int32 of the same bits."""
+    return torch.where(x >= 2**31, x - 2**32, x)
+
+
+# A 32-bit integer hash of two multiply-xorshift rounds. Constants: Wellons' "lowbias32" search, as published.
+def _mix(x: Tensor) -> Tensor:
+    """The hash on int32 bits, elementwise; multiplication wraps, shifts are made logical by the masks."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * 0x21F0AAAD
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x735A2D97
+    x ^= (x >> 15) & 0x1FFFF
+    return x
+
+
+def _mix_int(x: int) -> int:
+    x ^= x >> 16
+    x = (x * 0x21F0AAAD) & 0xFFFFFFFF
+    x ^= x >> 15
+    x = (x * 0x735A2D97) & 0xFFFFFFFF
+    return x ^ (x >> 15)
