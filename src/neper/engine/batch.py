@@ -179,9 +179,6 @@ def _draw_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, dev
         top_k=torch.tensor(top_k, device=device),
         top_p=floats([p.top_p for p in params]),
         min_p=floats([p.min_p for p in params]),
-        keys=torch.tensor(
-            [noise_keys(p.seed or 0, seq.num_output_tokens) for p, seq in zip(params, sequences, strict=True)],
-            device=device,
-        ),
+        keys=torch.tensor([noise_keys(seq.seed, seq.num_output_tokens) for seq in sequences], device=device),
         filtered=any(k < vocab_size or p.top_p < 1.0 or p.min_p > 0.0 for k, p in zip(top_k, params, strict=True)),
     )

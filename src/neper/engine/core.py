@@ -86,7 +86,7 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request. One that cannot run is answered by its first chunk, an ERROR; it never raises."""
-        problem = self._problem(request)
+        problem = self.problem(request)
         if problem is not None:
             self._ready.append(_failure(request.request_id, problem))
             return
@@ -147,7 +147,7 @@ class EngineCore:
         known = set(self.scheduler.running) | set(self.scheduler.waiting)
         assert set(self._sequences.values()) == known, "the engine and its scheduler know different requests"
 
-    def _problem(self, request: Request) -> str | None:
+    def problem(self, request: Request) -> str | None:
         """Why a request cannot be computed, or None. The server checks the same before; this guards the device."""
         vocab, length = self.capabilities.vocab_size, len(request.prompt_token_ids)
         sampling, logprobs = request.sampling, request.logprobs

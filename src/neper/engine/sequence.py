@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class Sequence:
         block_table: the blocks it holds, in order.
         num_hashed_blocks: leading blocks already offered to the prefix cache.
         slot: its row in per-sequence device tables while it runs, else -1.
+        seed: of its draws; random where the request names none.
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
     """
 
@@ -36,6 +38,7 @@ class Sequence:
         room = max_model_len - self.num_prompt_tokens
         limit = request.sampling.max_tokens
         self.max_tokens = room if limit is None else min(limit, room)
+        self.seed = random.getrandbits(63) if request.sampling.seed is None else request.sampling.seed
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             self._stop_ids |= frozenset(request.eos_token_ids)

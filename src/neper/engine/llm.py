@@ -1,0 +1,271 @@
+"""LLM: the engine in this process, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from neper.config import DEFAULT_MODEL, EngineConfig
+from neper.engine.core import EngineCore
+from neper.errors import ContextLengthError, EngineError, InvalidRequestError
+from neper.models import registry
+from neper.text.detokenizer import Detokenizer, TextToken
+from neper.text.tokenizer import Tokenizer
+from neper.types import (
+    FinishReason,
+    Float32Array,
+    JsonObject,
+    LogprobParams,
+    PackedRows,
+    Request,
+    SamplingParams,
+    TokenChunk,
+)
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """What one step added to a reply.
+
+    Attributes:
+        text: the texts of `tokens`, joined.
+        tokens: tokens released by this step, with their text and bytes.
+        rows: their scores, one row a token in the same order; None when none were asked for.
+        finish_reason: set on the last delta.
+    """
+
+    text: str
+    tokens: list[TextToken]
+    rows: PackedRows | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished reply.
+
+    Attributes:
+        text: the reply, cut at a stop string.
+        token_ids: all sampled tokens, a token that ended the reply included.
+        logprobs: their scores, one row a token id; None when none were asked for.
+        tokens: the tokens of the text with their bytes; `tokens[i].index` is the place in `token_ids`.
+        prompt_token_ids: the prompt.
+        prompt_logprobs: scores of prompt positions `prompt_start ..`; None when none were asked for.
+        finish_reason: STOP or LENGTH.
+        stop_reason: the stop string or the id of the token that ended the reply, if one did.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: PackedRows | None
+    tokens: list[TextToken]
+    prompt_token_ids: list[int]
+    prompt_logprobs: PackedRows | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+@dataclass
+class _Reply:
+    """A request in progress: its raw rows so far and the text made of them."""
+
+    request: Request
+    detokenizer: Detokenizer
+    token_ids: list[int] = field(default_factory=list)
+    rows: list[bytes] = field(default_factory=list)  # one a token
+    prompt_rows: list[bytes] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def take(self, chunk: TokenChunk) -> TextDelta:
+        """Add a chunk. When a stop string ends the reply, `finish_reason` is set though the engine has not ended."""
+        if chunk.finish_reason is FinishReason.ERROR:
+            raise EngineError(chunk.error or "the engine failed this request")
+        if chunk.prompt is not None:
+            self.prompt_rows.append(chunk.prompt.data)
+        self.finish_reason = chunk.finish_reason
+        self.stop_reason = chunk.stop_token_id
+        released: list[TextToken] = []
+        if chunk.tokens is not None:
+            ids = chunk.tokens.token_ids.tolist()
+            self.token_ids += ids
+            width = 4 * chunk.tokens.width
+            self.rows += [chunk.tokens.data[i : i + width] for i in range(0, len(chunk.tokens.data), width)]
+            released = self.detokenizer.step(ids, ended=chunk.stop_token_id is not None)
+        if self.finish_reason is not None and self.detokenizer.stopped is None:
+            released += self.detokenizer.flush()
+        if self.detokenizer.stopped is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, self.detokenizer.stopped
+            del self.token_ids[self.detokenizer.num_tokens :]
+        self.tokens += released
+        text = "".join(token.text for token in released)
+        return TextDelta(text, released, self._rows_of(released), self.finish_reason)
+
+    def logprobs(self) -> PackedRows | None:
+        """Scores of all token ids."""
+        top_k = self.request.logprobs.top_k
+        return None if top_k is None else PackedRows(top_k, b"".join(self.rows[: len(self.token_ids)]))
+
+    def completion(self) -> Completion:
+        assert self.finish_reason is not None
+        prompt_top_k = self.request.logprobs.prompt_top_k
+        return Completion(
+            text="".join(token.text for token in self.tokens),
+            token_ids=self.token_ids,
+            logprobs=self.logprobs(),
+            tokens=[token for token in self.tokens if token.visible],
+            prompt_token_ids=self.request.prompt_token_ids,
+            prompt_logprobs=None if prompt_top_k is None else PackedRows(prompt_top_k, b"".join(self.prompt_rows)),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _rows_of(self, tokens: list[TextToken]) -> PackedRows | None:
+        top_k = self.request.logprobs.top_k
+        if top_k is None or not tokens:
+            return None
+        # Tokens are released without gaps, so the rows of a delta are one slice.
+        return PackedRows(top_k, b"".join(self.rows[tokens[0].index : tokens[-1].index + 1]))
+
+
+class LLM:
+    """A model in this process.
+
+        llm = LLM("smollm2-135m")
+        [reply] = llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=8),
+                               LogprobParams(top_k=5))
+        reply.text, reply.logprobs.logprob, reply.logprobs.top_ids
+
+    Not thread-safe: one call at a time.
+
+    Args:
+        model: the embedded smollm2-135m, a directory, a .gguf file, or a hub id.
+        progress: called as progress(done, total, what) while the model is converted and loaded.
+        **config: fields of neper.config.EngineConfig (dtype, max_model_len, max_num_seqs, ...).
+
+    Raises:
+        StartupError: the model cannot be loaded, or a setting does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        progress: Callable[[int, int, str], None] | None = None,
+        **config: Any,
+    ) -> None:
+        self.source = registry.resolve(model, progress=progress)
+        self.tokenizer = Tokenizer.from_directory(self.source.path)
+        self.core = EngineCore(EngineConfig(model=model, **config), self.source, progress)
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        logprobs: LogprobParams | list[LogprobParams] | None = None,
+    ) -> list[Completion]:
+        """Replies to prompts, computed together, in their order.
+
+        Args:
+            prompts: one or a list; each a text (special tokens spelled in it count) or token ids.
+            sampling_params: for all prompts, or one each; default SamplingParams().
+            logprobs: which scores to return, for all prompts or one each; default none.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is out of bounds; nothing was computed.
+            EngineError: the model gave no numbers for one of the prompts; the others are dropped too.
+        """
+        token_ids = self._token_ids(prompts)
+        sampling = _one_each(sampling_params or SamplingParams(), len(token_ids), "sampling_params")
+        scores = _one_each(logprobs or LogprobParams(), len(token_ids), "logprobs")
+        replies = [self._reply(ids, s, p) for ids, s, p in zip(token_ids, sampling, scores, strict=True)]
+        for _ in self._run(replies):
+            pass
+        return [reply.completion() for reply in replies]
+
+    def score(self, prompts: Prompt | Sequence[Prompt]) -> list[Float32Array]:
+        """The model's logprob of each prompt's tokens: for n tokens [n - 1] float32, from the second on."""
+        replies = [
+            self._reply(ids, SamplingParams(max_tokens=0), LogprobParams(prompt_top_k=0))
+            for ids in self._token_ids(prompts)
+        ]
+        for _ in self._run(replies):
+            pass
+        return [PackedRows(0, b"".join(reply.prompt_rows)).logprob for reply in replies]
+
+    def stream_chat(
+        self,
+        messages: list[JsonObject],
+        sampling_params: SamplingParams | None = None,
+        logprobs: LogprobParams | None = None,
+    ) -> Iterator[TextDelta]:
+        """The reply to a conversation, step by step. Closing the iterator ends the work."""
+        prompt = self.tokenizer.apply_chat_template(messages)
+        reply = self._reply(prompt, sampling_params or SamplingParams(), logprobs or LogprobParams())
+        for _, delta in self._run([reply]):
+            yield delta
+
+    def _token_ids(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        listed: list[Prompt] = []
+        if isinstance(prompts, str):
+            listed = [prompts]
+        elif all(isinstance(prompt, int) for prompt in prompts):
+            listed = [cast("list[int]", prompts)]
+        else:
+            listed = list(cast("Sequence[Prompt]", prompts))
+        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in listed]
+
+    def _reply(self, prompt: list[int], sampling: SamplingParams, logprobs: LogprobParams) -> _Reply:
+        capabilities = self.core.capabilities
+        limit = capabilities.max_model_len
+        if len(prompt) > limit or (len(prompt) == limit and sampling.max_tokens != 0):
+            raise ContextLengthError(f"the prompt has {len(prompt)} tokens, the model's context {limit}")
+        request = Request(
+            request_id=str(next(self._numbers)),
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            logprobs=logprobs,
+            eos_token_ids=self.source.eos_token_ids,
+        )
+        problem = self.core.problem(request)
+        if problem is not None:
+            raise InvalidRequestError(problem)
+        detokenizer = Detokenizer(
+            self.tokenizer,
+            stop=sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            min_tokens=sampling.min_tokens,
+        )
+        return _Reply(request, detokenizer)
+
+    def _run(self, replies: list[_Reply]) -> Iterator[tuple[_Reply, TextDelta]]:
+        """Advance replies to their ends; whatever happens, none is left in the engine."""
+        open_replies = {reply.request.request_id: reply for reply in replies}
+        for reply in replies:
+            self.core.add(reply.request)
+        try:
+            while open_replies:
+                for chunk in self.core.step():
+                    reply = open_replies[chunk.request_id]
+                    delta = reply.take(chunk)
+                    if delta.finish_reason is not None:
+                        del open_replies[chunk.request_id]
+                        self.core.abort(chunk.request_id)  # a stop string ends what the engine would go on with
+                    yield reply, delta
+        finally:
+            for request_id in open_replies:
+                self.core.abort(request_id)
+
+
+def _one_each(value: Any, count: int, name: str) -> list[Any]:
+    values = list(value) if isinstance(value, list) else [value] * count
+    if len(values) != count:
+        raise InvalidRequestError(f"{name} holds {len(values)} entries for {count} prompts", param=name)
+    return values

@@ -1,0 +1,255 @@
+"""The tokenizer of a model: text and conversations to ids, ids to their exact bytes.
+
+It stands on the `tokenizers` library alone. transformers would bring torch into the API process and take two seconds
+to import, so it is asked only for directories without a `tokenizer.json`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+
+from neper.errors import InvalidRequestError, ModelLoadError
+from neper.text.chat_template import ChatTemplate
+from neper.text.vocabulary import read_vocabulary
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Piece(NamedTuple):
+    """A token's bytes and, where no character is unfinished before it, what they release.
+
+    Attributes:
+        data: the raw bytes.
+        text: the characters that they complete.
+        rest: the bytes after those: the beginning of an unfinished character.
+    """
+
+    data: bytes
+    text: str
+    rest: bytes
+
+
+def split_text(data: bytes) -> tuple[str, bytes]:
+    """What an incremental UTF-8 decoder (errors="replace") releases for `data`, and the bytes it holds back."""
+    text, used = codecs.utf_8_decode(data, "replace", False)
+    return text, data[used:]
+
+
+class _Pieces(dict[int, Piece]):
+    """Pieces by id, made when first asked for: a lookup is one dict access."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+
+    def __missing__(self, token_id: int) -> Piece:
+        if not 0 <= token_id < len(self._table):
+            return Piece(b"", "", b"")
+        data = self._table[token_id]
+        piece = self[token_id] = Piece(data, *split_text(data))
+        return piece
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Args:
+        backend: the tokenizer proper; taken over, not copied.
+        config: what `tokenizer_config.json` says: the special tokens' names, `add_bos_token`.
+        chat_template: Jinja source, or several by name; None where the model has none.
+
+    Attributes:
+        vocab_size: number of ids that have a token, added ones included. Logits may be wider.
+        bos_token_id, eos_token_id: None where the tokenizer names none.
+        special_token_ids: control tokens, which `skip_special_tokens` leaves out of texts.
+        adds_bos: `encode` puts the BOS token first.
+        strips_leading_space: a text's first space is the tokenizer's own, and no part of the text (SentencePiece).
+        pieces: id -> Piece; an id without token has an empty one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: Mapping[str, Any] | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
+    ) -> None:
+        config = config or {}
+        named = _named_tokens(config)
+        _complete(backend, config, named)
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        vocabulary = read_vocabulary(backend)
+        self.vocab_size = vocabulary.size
+        self.strips_leading_space = vocabulary.strips_leading_space
+        self.pieces: Mapping[int, Piece] = _Pieces(vocabulary.table)
+        self._table = vocabulary.table
+        self.bos_token_id = _token_id(backend, named.get("bos_token"))
+        self.eos_token_id = _token_id(backend, named.get("eos_token"))
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+        self._template = None if chat_template is None else ChatTemplate(chat_template, named)
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face model directory. Code from the directory is never run.
+
+        Raises:
+            ModelLoadError: there is no tokenizer in it, or one of a kind that neper cannot take bytes from.
+        """
+        config = _read_json(path / "tokenizer_config.json")
+        config = {**_read_json(path / "special_tokens_map.json"), **config}
+        file = path / "tokenizer.json"
+        if file.is_file():
+            try:
+                backend = Backend.from_file(str(file))
+            except Exception as error:  # the library raises bare Exception
+                raise ModelLoadError(f"cannot read {file}: {error}") from error
+        else:
+            backend = _converted(path)
+        return cls(backend, config, _read_chat_template(path, config))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; special tokens spelled out in it become their ids.
+
+        Raises:
+            InvalidRequestError: the text holds a lone surrogate, which no UTF-8 spells.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise InvalidRequestError("the text is not valid Unicode (a lone surrogate)") from None
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation, as the model's template writes it; the template adds BOS where one belongs.
+
+        Raises:
+            InvalidRequestError: the model has no template, the messages are malformed, or the template refuses them.
+        """
+        if self._template is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions", param="messages")
+        text = self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes; b"" for an id without token."""
+        return self._table[token_id] if 0 <= token_id < len(self._table) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """The token's own bytes decoded alone, with U+FFFD for what is not a whole character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
+        """Bytes of a text of its own (a prompt, say): the tokens' bytes joined, special ones spelled out."""
+        data = b"".join(map(self.token_bytes, token_ids))
+        return data.removeprefix(b" ") if self.strips_leading_space else data
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like, as text; each is a string or an object that holds one."""
+    named = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            named[name] = text
+    return named
+
+
+def _complete(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Applies to the backend what only `tokenizer_config.json` says, as transformers does."""
+    known = backend.get_added_tokens_decoder()
+    listed = {int(token_id): token for token_id, token in config.get("added_tokens_decoder", {}).items()}
+    for token_id in sorted(listed.keys() - known.keys()):
+        token = dict(listed[token_id])
+        backend.add_tokens([AddedToken(token.pop("content"), **token)])
+        known = backend.get_added_tokens_decoder()
+    special = {token.content for token in known.values() if token.special}
+    for text in _special_texts(config, named):
+        if text not in special and backend.token_to_id(text) is not None:
+            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+    adds = {name: config.get(f"add_{name}") for name in ("bos_token", "eos_token")}
+    if any(isinstance(value, bool) for value in adds.values()):
+        names = {name: named[name] for name, value in adds.items() if value and name in named}
+        pairs = [(text, backend.token_to_id(text)) for text in names.values()]
+        single = [*([names["bos_token"]] if "bos_token" in names else []), "$A"]
+        single += [names["eos_token"]] if "eos_token" in names else []
+        backend.post_processor = TemplateProcessing(single=single, pair=[*single, "$B"], special_tokens=pairs)
+
+
+def _special_texts(config: Mapping[str, Any], named: Mapping[str, str]) -> list[str]:
+    texts = list(named.values())
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        values: Any = config.get(name) or []
+        for value in values.values() if isinstance(values, Mapping) else values:
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str):
+                texts.append(text)
+    return texts
+
+
+def _token_id(backend: Backend, text: str | None) -> int | None:
+    return None if text is None else backend.token_to_id(text)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"cannot read {file}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"cannot read {file}: not a JSON object")
+    return value
+
+
+def _read_chat_template(path: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The newer file wins over the key in the configuration, which holds one template or a list of named ones."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = _read_json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return {template["name"]: template["template"] for template in source}
+    return source if isinstance(source, str) else None
+
+
+def _converted(path: Path) -> Backend:
+    """A tokenizer in an older form (vocabulary and merges, a SentencePiece model), as transformers converts it."""
+    if not path.is_dir():
+        raise ModelLoadError(f"{path} is not a directory")
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise ModelLoadError(f"no tokenizer can be loaded from {path}: {error}") from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Backend):
+        raise ModelLoadError(f"the tokenizer in {path} is of a kind that neper cannot take bytes from")
+    return backend

@@ -1,0 +1,138 @@
+"""Sampling: filters against plain-Python definitions, the draw against the distribution it should follow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from neper.ops import Bias, DrawInputs, Penalties, noise_keys, sample
+from neper.ops.sampling import edit_logits, gumbel
+
+
+def draws(
+    count: int,
+    vocab: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seeds: list[int] | None = None,
+    position: int = 0,
+) -> DrawInputs:
+    seeds = list(range(count)) if seeds is None else seeds
+    return DrawInputs(
+        rows=torch.arange(count),
+        temperature=torch.full((count,), temperature),
+        top_k=torch.full((count,), top_k or vocab),
+        top_p=torch.full((count,), top_p),
+        min_p=torch.full((count,), min_p),
+        keys=torch.tensor([noise_keys(seed, position) for seed in seeds]),
+        filtered=top_k is not None or top_p < 1.0 or min_p > 0.0,
+    )
+
+
+def kept(row: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
+    """The distribution that should be drawn from: {id: probability}, by the definitions, in float64."""
+    x = (row / temperature).double()
+    probability = x.softmax(-1).tolist()
+    ids = sorted(range(len(row)), key=lambda i: (-float(row[i]), i))[:top_k]
+    mass = sum(probability[i] for i in ids)
+    chosen, before = [], 0.0
+    for i in ids:
+        if before < top_p * mass and probability[i] >= min_p * probability[ids[0]]:
+            chosen.append(i)
+        before += probability[i]
+    total = sum(probability[i] for i in chosen)
+    return {i: probability[i] / total for i in chosen}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 0, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (1.0, 0, 1.0, 0.2),
+        (0.8, 12, 0.7, 0.05),
+    ],
+)
+def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    vocab, count = 40, 20_000
+    row = torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2
+    want = kept(row, temperature=temperature, top_k=top_k or vocab, top_p=top_p, min_p=min_p)
+    inputs = draws(count, vocab, temperature=temperature, top_k=top_k or None, top_p=top_p, min_p=min_p)
+    ids, valid = sample(row.expand(count, -1), draws=inputs)
+    assert valid.all()
+    counts = np.bincount(ids.numpy(), minlength=vocab)
+    assert {i for i in range(vocab) if counts[i]} <= set(want)
+    for i, p in want.items():
+        assert abs(counts[i] / count - p) < 5 * math.sqrt(p * (1 - p) / count) + 1e-4, (i, p, counts[i] / count)
+
+
+def test_a_flat_distribution_reaches_beyond_the_first_candidates() -> None:
+    vocab = 3000
+    ids, _ = sample(torch.zeros(200, vocab), draws=draws(200, vocab, top_p=0.95))
+    assert ids.max() < math.ceil(0.95 * vocab)  # equal logits are kept in id order
+    assert (ids > 1024).float().mean() > 0.5
+
+
+def test_a_draw_does_not_depend_on_company_or_on_filters_that_keep_everything() -> None:
+    logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(2))
+    together, _ = sample(logits, draws=draws(6, 5000, seeds=[9, 8, 7, 6, 5, 4], position=3))
+    for r in range(6):
+        alone, _ = sample(logits[r : r + 1], draws=draws(1, 5000, seeds=[9 - r], position=3))
+        assert alone.item() == together[r].item()
+        filtered, _ = sample(logits[r : r + 1], draws=draws(1, 5000, seeds=[9 - r], position=3, min_p=1e-30))
+        assert filtered.item() == together[r].item()
+
+
+def test_position_and_seed_change_the_noise() -> None:
+    keys = torch.tensor([noise_keys(s, p) for s in (0, 1, 2**40, -5) for p in range(50)])
+    noise = gumbel(keys, torch.arange(64).expand(len(keys), -1)).double().numpy()
+    assert np.isfinite(noise).all()
+    correlation = np.corrcoef(noise)
+    assert np.abs(correlation - np.eye(len(keys))).max() < 0.65  # 64 samples: 5 sigma
+    assert abs(noise.mean() - 0.5772) < 0.05
+    assert abs(noise.var() - math.pi**2 / 6) < 0.1
+
+
+def test_greedy_takes_the_lowest_id_among_equals_and_top_k_1_agrees() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0, -0.0], [-0.0, 0.0, -1.0, 0.0]])
+    ids, _ = sample(logits)
+    assert ids.tolist() == [1, 0]
+    drawn, _ = sample(logits.repeat(20, 1), draws=draws(40, 4, top_k=1))
+    assert drawn.tolist() == [1, 0] * 20
+
+
+def test_penalties_and_bias_by_their_definitions() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5, 3.0], [1.0, 1.0, 1.0, 1.0]])
+    penalties = Penalties(
+        rows=torch.tensor([0]),
+        repetition=torch.tensor([[2.0]]),
+        frequency=torch.tensor([[0.25]]),
+        presence=torch.tensor([[0.5]]),
+        output_counts=torch.tensor([[0, 3, 1, 0]], dtype=torch.int32),
+        in_prompt=torch.tensor([[True, False, False, False]]),
+    )
+    bias = Bias(torch.tensor([1, 0]), torch.tensor([2, 3]), torch.tensor([5.0, -math.inf]))
+    edited = edit_logits(logits, penalties, bias)
+    assert edited.tolist() == [[1.0, -2.0 - 0.75 - 0.5, 0.25 - 0.25 - 0.5, -math.inf], [1.0, 1.0, 6.0, 1.0]]
+    assert logits[0, 0] == 2.0  # the model's own logits stay: raw logprobs are of those
+    ids, valid = sample(logits, penalties=penalties, bias=bias)
+    assert ids.tolist() == [0, 2]
+    assert valid.all()
+
+
+def test_rows_with_nothing_left_are_invalid_and_sample_id_0() -> None:
+    logits = torch.zeros(3, 2)
+    logits[2, 1] = math.nan
+    bias = Bias(torch.tensor([1, 1]), torch.tensor([0, 1]), torch.full((2,), -math.inf))
+    ids, valid = sample(logits, bias=bias, draws=draws(3, 2))
+    assert valid.tolist() == [True, False, False]
+    assert ids[1:].tolist() == [0, 0]

@@ -1,0 +1,48 @@
+"""The stop string automaton against plain searches of the whole text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neper.text.stop_strings import Match, StopMatcher
+
+SMALL = st.text("ab日", min_size=1, max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(SMALL, min_size=1, max_size=4), st.lists(st.text("ab日", max_size=5), max_size=6))
+def test_matches_and_partial_match_are_those_of_a_plain_search(stops: list[str], parts: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    text = ""
+    for part in parts:
+        before, text = len(text), text + part
+        ends = [
+            (start, len(stop), stop)
+            for stop in stops
+            for start in range(len(text))
+            if text.startswith(stop, start) and start + len(stop) > before
+        ]
+        expected = None
+        if ends:
+            start, length, stop = min(ends)
+            expected = Match(stop, len(text) - start - length)
+        assert matcher.feed(part) == expected
+        prefixes = {stop[:length] for stop in stops for length in range(len(stop) + 1)}
+        assert matcher.partial == max(
+            length for length in range(len(text) + 1) if text[len(text) - length :] in prefixes
+        )
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])
+
+
+def test_time_is_linear_in_a_text_that_almost_matches() -> None:
+    matcher = StopMatcher(["a" * 20_000 + "b", "ab" * 10_000 + "c"])
+    for _ in range(100_000):  # quadratic work would be 10^9 steps
+        assert matcher.feed("a") is None
+    assert matcher.partial == 20_000
+    assert matcher.feed("b") == Match("a" * 20_000 + "b", 0)
