@@ -1,0 +1,126 @@
+"""The tokenizer inside a GGUF file, rebuilt in Hugging Face form (tokenizer.json, tokenizer_config.json)."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from neper.errors import ModelLoadError
+from neper.models.gguf_metadata import Metadata
+
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+
+# tokenizer.ggml.pre → how text is cut into words before the merges.
+_GPT2 = ("gpt-2", "gpt2", "default")
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact")
+_LLAMA3 = ("llama-bpe", "llama-v3", "llama3")
+_QWEN2 = ("qwen2", "deepseek-r1-qwen")
+
+
+class _TokenType(IntEnum):
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def write_tokenizer(metadata: Metadata, directory: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json; ModelLoadError where the kind of tokenizer is not supported."""
+    build_tokenizer(metadata).save(str(directory / "tokenizer.json"))
+    text = json.dumps(_tokenizer_config(metadata), indent=2, ensure_ascii=False)
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def build_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The byte-level BPE tokenizer of a GGUF file, its control tokens special, its user-defined ones merely added."""
+    kind = metadata.need("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ModelLoadError(
+            f"GGUF tokenizer {kind!r} is not supported (supported is byte-level BPE, 'gpt2'); "
+            "use the model's Hugging Face directory or hub id instead"
+        )
+    pre = metadata.need("tokenizer.ggml.pre")
+    tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
+    types: list[int] = metadata.need("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ")) for merge in metadata.need("tokenizer.ggml.merges")]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    if len(vocab) != len(tokens) or len(types) != len(tokens):
+        raise ModelLoadError(f"the GGUF tokenizer's {len(tokens)} tokens are not distinct, or not all have a type")
+    try:
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3)
+    except Exception as error:  # the tokenizers library raises no narrower class
+        raise ModelLoadError(f"the GGUF tokenizer's merges are damaged: {error}") from error
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre in _QWEN2:
+        tokenizer.normalizer = normalizers.NFC()
+    added = [
+        AddedToken(token, special=kind == _TokenType.CONTROL, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (_TokenType.CONTROL, _TokenType.USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+    if _adds_bos(metadata):
+        number = metadata.need("tokenizer.ggml.bos_token_id")
+        bos = tokens[number]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, number)]
+        )
+    return tokenizer
+
+
+def _pre_tokenizer(pre: str) -> Any:
+    if pre in _GPT2:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pre in _SINGLE_DIGITS:
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    words = _LLAMA3_WORDS if pre in _LLAMA3 else _QWEN2_WORDS if pre in _QWEN2 else None
+    if words is None:
+        known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
+        raise ModelLoadError(
+            f"GGUF pre-tokenizer {pre!r} is not supported (supported are {known}); "
+            "use the model's Hugging Face directory or hub id instead"
+        )
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _adds_bos(metadata: Metadata) -> bool:
+    if metadata.get("tokenizer.ggml.add_eos_token", False):
+        raise ModelLoadError("tokenizer.ggml.add_eos_token is set, which is not supported: prompts would end at once")
+    # A file that does not say: only Llama 3's tokenizer begins a text with BOS.
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] in _LLAMA3))
+
+
+def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": metadata.need(f"{metadata.architecture}.context_length"),
+        "add_bos_token": _adds_bos(metadata),
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if number is not None:
+            if not 0 <= number < len(tokens):
+                raise ModelLoadError(f"tokenizer.ggml.{key}_token_id {number} is not one of {len(tokens)} tokens")
+            config[f"{name}_token"] = tokens[number]
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None:
+        config["chat_template"] = template
+    return config

@@ -1,0 +1,206 @@
+"""The layers of a decoder, for inference: plain objects that hold weights and are called with a step's flat tokens.
+
+Weights are allocated here and filled by `neper.models.weights` through `slots()`: the Hugging Face name of every
+weight and the tensor (often a view of a fused one) that it is copied into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neper.models.model_config import ModelConfig
+from neper.ops.attention import AttentionInputs, paged_attention, write_kv
+
+Slots = Iterator[tuple[str, Tensor]]
+Rotary = tuple[Tensor, Tensor]
+
+
+@cache
+def can_prepack() -> bool:
+    """Whether this CPU build of torch has oneDNN's linear with a prepacked bfloat16 weight, and it works here."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        weight = torch.ones(16, 16, dtype=torch.bfloat16)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        out = torch.ops.mkldnn._linear_pointwise(weight[:1], packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return bool((out == 16).all())
+
+
+class RMSNorm:
+    """x / rms(x) in float32, cast to x's dtype, times the weight: two roundings, as transformers does it."""
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self.shape = (size,)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., size] → the same shape and dtype."""
+        return F.rms_norm(x, self.shape, None, self.eps) * self.weight
+
+    def slots(self, prefix: str) -> Slots:
+        yield f"{prefix}.weight", self.weight
+
+
+class Linear:
+    """x @ weight.T + bias, for one checkpoint layer or several stacked by rows (`parts`: name → rows).
+
+    A bfloat16 weight on a CPU is reordered once for oneDNN by `prepack`: a decode step of a 135M model took 12 ms
+    instead of 17.5 ms with one row, 13 instead of 22 ms with eight.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight: Tensor | None = None,
+    ) -> None:
+        rows = sum(parts.values())
+        self.parts = dict(parts)
+        self.weight = torch.empty(rows, in_features, dtype=dtype, device=device) if weight is None else weight
+        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+        self.prepacked = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in_features] → [T, rows]."""
+        if self.prepacked:
+            packed: Any = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            out: Tensor = packed
+            return out
+        return F.linear(x, self.weight, self.bias)
+
+    def slots(self, prefix: str) -> Slots:
+        start = 0
+        for part, rows in self.parts.items():
+            name = f"{prefix}.{part}" if prefix else part
+            yield f"{name}.weight", self.weight[start : start + rows]
+            if self.bias is not None:
+                yield f"{name}.bias", self.bias[start : start + rows]
+            start += rows
+
+    def prepack(self) -> None:
+        """Swap the loaded weight for its reordered form, where there is one; the plain one is dropped."""
+        if not self.prepacked and self.weight.dtype == torch.bfloat16 and self.weight.is_cpu and can_prepack():
+            # The batch size is a hint for the layout; 1, 8 and 32 measured alike, also for 512 rows.
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
+            self.prepacked = True
+
+
+class RotaryEmbedding:
+    """Cosines and sines of token positions. Angles are float32; the results have the model's dtype."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.inverse_frequencies = inverse_frequencies(config).to(device)
+
+    def __call__(self, positions: Tensor) -> Rotary:
+        """positions [T] int64 → cos, sin [T, 1, head_dim]; the first half of sin is negated (see `rotate`)."""
+        # A step computes them once, for its own tokens: five small operations, no table, no longest position.
+        angles = positions[:, None].float() * self.inverse_frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return (
+            torch.cat((cos, cos), dim=-1).to(self.dtype)[:, None],
+            torch.cat((-sin, sin), dim=-1).to(self.dtype)[:, None],
+        )
+
+
+def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """[head_dim / 2] float32: radians per position; low frequencies are stretched as Llama 3.1 does where asked."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    plain = 1.0 / (config.rope_theta**exponents)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    turns = scaling.original_max_position_embeddings / (2 * math.pi / plain)
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blended = (1 - smooth) * plain / scaling.factor + smooth * plain
+    scaled = torch.where(turns < scaling.low_freq_factor, plain / scaling.factor, blended)
+    return torch.where(turns > scaling.high_freq_factor, plain, scaled)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotate x [T, heads, head_dim] by its positions: x * cos + (second half, first half) * (-sin, sin)."""
+    cos, sin = rotary
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+class Attention:
+    """Grouped-query attention over the paged cache, with one linear layer for queries, keys and values."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.window = config.sliding_windows[layer]
+        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        parts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+        self.qkv_proj = Linear(config.hidden_size, parts, bias=config.qkv_bias, dtype=dtype, device=device)
+        self.o_proj = Linear(heads, {"o_proj": config.hidden_size}, bias=config.o_bias, dtype=dtype, device=device)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
+
+    def __call__(
+        self, x: Tensor, rotary: Rotary, k_cache: Tensor, v_cache: Tensor, attention: AttentionInputs
+    ) -> Tensor:
+        """x [T, hidden_size] → [T, hidden_size]; the tokens' keys and values are written to the cache first."""
+        heads, all_heads = self.num_heads, self.num_heads + self.num_kv_heads
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        qk = qkv[:, :all_heads]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
+        qk = rotate(qk, rotary)
+        write_kv(k_cache, v_cache, qk[:, heads:], qkv[:, all_heads:], attention.slot_mapping)
+        out = paged_attention(qk[:, :heads], k_cache, v_cache, attention, scale=self.scale, window=self.window)
+        return self.o_proj(out.reshape(x.shape[0], -1))
+
+    def slots(self, prefix: str) -> Slots:
+        yield from self.qkv_proj.slots(prefix)
+        yield from self.o_proj.slots(prefix)
+        if self.q_norm is not None and self.k_norm is not None:
+            yield from self.q_norm.slots(f"{prefix}.q_norm")
+            yield from self.k_norm.slots(f"{prefix}.k_norm")
+
+    def prepack(self) -> None:
+        self.qkv_proj.prepack()
+        self.o_proj.prepack()
+
+
+class MLP:
+    """down(silu(gate(x)) * up(x)), with one linear layer for gate and up."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        size, bias = config.intermediate_size, config.mlp_bias
+        parts = {"gate_proj": size, "up_proj": size}
+        self.gate_up_proj = Linear(config.hidden_size, parts, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(size, {"down_proj": config.hidden_size}, bias=bias, dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+    def slots(self, prefix: str) -> Slots:
+        yield from self.gate_up_proj.slots(prefix)
+        yield from self.down_proj.slots(prefix)
+
+    def prepack(self) -> None:
+        self.gate_up_proj.prepack()
+        self.down_proj.prepack()

@@ -1,0 +1,42 @@
+"""Models that several tests share, made or converted once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from neper.config import DEFAULT_MODEL
+from neper.models.decoder import Decoder
+from neper.models.registry import ModelSource, load, resolve
+from tests.helpers.tiny import write_model
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the default tiny model."""
+    directory = tmp_path_factory.mktemp("tiny") / "tiny-llama"
+    write_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def smollm2(model_cache: Path) -> ModelSource:
+    """The embedded model, converted for this session by the code under test."""
+    return resolve(DEFAULT_MODEL, cache_dir=model_cache)
+
+
+@pytest.fixture(scope="session")
+def smollm2_bfloat16(smollm2: ModelSource) -> Decoder:
+    return load(smollm2, dtype=torch.bfloat16, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_float32(smollm2: ModelSource) -> Decoder:
+    return load(smollm2, dtype=torch.float32, device=torch.device("cpu"))
