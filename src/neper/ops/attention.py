@@ -34,15 +34,21 @@ class AttentionGroup:
     context_len: int
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> Tensor:
-        """[G, 1, Q, L] bool: keys that each query sees: at or before its own position, and inside the window."""
+    def mask(self, window: int | None, share: int, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores: 0 for keys at or before a query's own position and inside the window, else -inf.
+
+        [G, 1, share * Q, L] in `dtype` ([G, 1, 1, L] for Q = 1): the query heads that share a KV head are rows of one
+        call. Made once a step, in the form that the attention kernel takes as it is: a bool mask costs each of the
+        model's layers a conversion.
+        """
         if window not in self._masks:
             keys = torch.arange(self.context_len, device=self.positions.device)
             queries = self.positions[:, None, :, None]
             visible = keys <= queries
             if window is not None:
                 visible &= keys > queries - window
-            self._masks[window] = visible
+            mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+            self._masks[window] = mask.repeat(1, 1, share, 1) if self.query_len > 1 else mask
         return self._masks[window]
 
 
@@ -91,9 +97,7 @@ def paged_attention(
         queries = queries.reshape(n, kv_heads, share * length, dim)
         keys = k_cache.index_select(0, group.slots).view(n, -1, kv_heads, dim).transpose(1, 2)
         values = v_cache.index_select(0, group.slots).view(n, -1, kv_heads, dim).transpose(1, 2)
-        mask = group.mask(window)
-        if length > 1:
-            mask = mask.repeat(1, 1, share, 1)
+        mask = group.mask(window, share, q.dtype)
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         attended = attended.view(n, kv_heads, share, length, dim).permute(0, 3, 1, 2, 4)
         out[group.start : end] = attended.reshape(n * length, heads, dim)

@@ -1,0 +1,204 @@
+"""The engine in its own process, through its asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neper.config import EngineConfig
+from neper.engine.client import EngineClient
+from neper.engine.interface import Engine
+from neper.errors import EngineDeadError, OverloadedError, StartupError
+from neper.models.registry import resolve
+from neper.types import FinishReason, Request, SamplingParams, TokenChunk
+from tests.helpers.engine import make_core, prompts, request, run
+
+LONG = SamplingParams(temperature=0, max_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def directory(tiny_dir: Callable[..., Path]) -> Path:
+    return tiny_dir("llama")
+
+
+@asynccontextmanager
+async def engine(directory: Path, **config: Any) -> AsyncIterator[EngineClient]:
+    values = {"dtype": "float32", "num_threads": 1} | config
+    client = EngineClient(EngineConfig(model=str(directory), **values), resolve(str(directory)), log_level="warning")
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(client: Engine, item: Request) -> list[TokenChunk]:
+    stream = client.submit(item)
+    try:
+        return [chunk async for chunk in stream]
+    finally:
+        stream.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        await asyncio.sleep(0.02)
+
+
+def pid_of(client: EngineClient) -> int:
+    assert client._connection is not None
+    assert client._connection._process is not None
+    return client._connection._process.pid
+
+
+def go(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 120))
+
+
+def test_the_same_rows_as_in_process(directory: Path) -> None:
+    texts = prompts(8, 20)
+    sampling = [SamplingParams(temperature=float(i % 2), seed=i, max_tokens=5 + i) for i in range(8)]
+    items = [
+        request(str(i), t, s, top_k=i, prompt_top_k=2) for i, (t, s) in enumerate(zip(texts, sampling, strict=True))
+    ]
+    want = {item.request_id: run(make_core(directory), [item])[item.request_id] for item in items}
+
+    async def test() -> None:
+        async with engine(directory) as client:
+            assert client.capabilities.vocab_size == 384
+            for item in items:
+                chunks = await collect(client, item)
+                name = item.request_id
+                assert b"".join(c.tokens.data for c in chunks if c.tokens) == want[name].tokens.data
+                assert b"".join(c.prompt.data for c in chunks if c.prompt) == want[name].prompt.data
+                assert chunks[-1].finish_reason is FinishReason.LENGTH
+            together = await asyncio.gather(*(collect(client, item) for item in items))
+            for item, chunks in zip(items, together, strict=True):
+                assert [t for c in chunks if c.tokens for t in c.tokens.token_ids] == want[item.request_id].token_ids
+            assert client.stats().generated_tokens == 2 * sum(5 + i for i in range(8))
+
+    go(test())
+
+
+def test_a_closed_stream_stops_the_work(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            [text] = prompts(1, 20)
+            streams = [client.submit(request(str(i), text, LONG)) for i in range(4)]
+            await streams[0].__anext__()
+            streams[1].close()  # never iterated
+            for stream in streams:
+                stream.close()
+                stream.close()
+            await until(lambda: client.stats().running == 0 and client.stats().waiting == 0)
+            assert client.stats().free_blocks == client.stats().total_blocks
+            assert client.stats().generated_tokens < 400
+            assert (await collect(client, request("again", text)))[-1].finish_reason is FinishReason.LENGTH
+
+    go(test())
+
+
+def test_a_bad_request_is_an_error_and_the_next_one_works(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            [bad] = await collect(client, request("bad", [5, 9999]))
+            assert bad.finish_reason is FinishReason.ERROR
+            assert "vocabulary" in (bad.error or "")
+            assert (await collect(client, request("good", [5, 6])))[-1].finish_reason is FinishReason.LENGTH
+
+    go(test())
+
+
+def test_death_is_an_error_for_its_requests_and_the_next_engine_serves(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            [text] = prompts(1, 20)
+            want = [c.tokens.token_ids.tolist() for c in await collect(client, request("0", text)) if c.tokens]
+            stream = client.submit(request("1", text, LONG))
+            await stream.__anext__()
+            first = pid_of(client)
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            assert not client.alive
+            with pytest.raises(OverloadedError) as refused:
+                client.submit(request("2", text))
+            assert refused.value.retry_after
+            stream.close()
+            await until(lambda: client.alive)
+            assert pid_of(client) != first
+            assert client.stats().restarts == 1
+            got = [c.tokens.token_ids.tolist() for c in await collect(client, request("3", text)) if c.tokens]
+            assert got == want
+
+    go(test())
+
+
+def test_close_ends_the_process_and_open_streams(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            pid = pid_of(client)
+            stream = client.submit(request("0", prompts(1, 20)[0], LONG))
+            await stream.__anext__()
+            await client.close()
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    go(test())
+
+
+def test_settings_that_do_not_fit_are_start_up_errors(directory: Path) -> None:
+    async def start(**config: Any) -> None:
+        async with engine(directory, **config):
+            pass
+
+    with pytest.raises(StartupError, match="kv_cache_memory"):
+        go(start(kv_cache_memory=1000))
+    with pytest.raises(StartupError, match="max_model_len 100000"):
+        go(start(max_model_len=100_000))
+    with pytest.raises(StartupError, match="cuda"):
+        go(start(device="cuda:7"))
+
+
+def test_the_engine_ends_when_its_parent_is_killed(directory: Path) -> None:
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from neper.config import EngineConfig
+from neper.engine.client import EngineClient
+from neper.models.registry import resolve
+
+async def main():
+    client = EngineClient(EngineConfig(model={str(directory)!r}, dtype="float32"), resolve({str(directory)!r}))
+    await client.start()
+    print(client._connection._process.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        child = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+    end = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and "zombie" not in Path(f"/proc/{child}/status").read_text():
+        assert time.monotonic() < end, "the engine outlived its parent"
+        time.sleep(0.1)

@@ -1,0 +1,115 @@
+"""LLM: the in-process facade on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import neper
+from neper import LLM, FinishReason, LogprobParams, SamplingParams
+from neper.errors import ContextLengthError, InvalidRequestError, StartupError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_dir: Callable[..., Path]) -> LLM:
+    return LLM(str(tiny_dir("llama")), dtype="float32", num_threads=1)
+
+
+def test_text_ids_and_scores_belong_together(llm: LLM) -> None:
+    text = "Hello there. 日本語 😀"
+    by_text, by_ids = llm.generate([text, llm.tokenizer.encode(text)], GREEDY, LogprobParams(top_k=3, prompt_top_k=0))
+    assert by_text.token_ids == by_ids.token_ids
+    assert len(by_text.token_ids) == 12
+    assert by_text.finish_reason is FinishReason.LENGTH
+    assert "".join(token.text for token in by_text.tokens) == by_text.text
+    data = b"".join(llm.tokenizer.token_bytes(i) for i in by_text.token_ids if i not in llm.tokenizer.special_token_ids)
+    assert data.decode("utf-8", "replace") == by_text.text
+    assert by_text.logprobs is not None
+    assert by_text.logprobs.token_ids.tolist() == by_text.token_ids
+    assert by_text.logprobs.top_ids[:, 0].tolist() == by_text.token_ids  # greedy
+    assert by_text.prompt_logprobs is not None
+    assert by_text.prompt_logprobs.token_ids.tolist() == by_text.prompt_token_ids[1:]
+
+
+def test_score_is_the_prompt_logprobs(llm: LLM) -> None:
+    texts = ["the quick brown fox", "x", "Hello, world!"]
+    scores = llm.score(texts)
+    for text, got in zip(texts, scores, strict=True):
+        ids = llm.tokenizer.encode(text)
+        assert len(got) == len(ids) - 1
+        if len(ids) > 1:
+            [whole] = llm.generate(text, SamplingParams(max_tokens=0), LogprobParams(prompt_top_k=2))
+            assert whole.prompt_logprobs is not None
+            assert np.array_equal(whole.prompt_logprobs.logprob, got)
+
+
+def test_a_stop_string_cuts_the_text_and_frees_the_engine(llm: LLM) -> None:
+    [free] = llm.generate("the quick", SamplingParams(temperature=0, max_tokens=40))
+    middle = free.text[len(free.text) // 2 :][:3]
+    [cut] = llm.generate(
+        "the quick", SamplingParams(temperature=0, max_tokens=40, stop=(middle,)), LogprobParams(top_k=0)
+    )
+    assert cut.text == free.text[: free.text.index(middle)]
+    assert cut.finish_reason is FinishReason.STOP
+    assert cut.stop_reason == middle
+    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+    assert cut.logprobs is not None
+    assert len(cut.logprobs) == len(cut.token_ids)
+    assert not llm.core.has_work
+    llm.core.check()
+
+
+def test_a_stream_joins_to_the_reply(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=30, skip_special_tokens=False)
+    prompt = llm.tokenizer.apply_chat_template(messages)
+    llm.generate([prompt], sampling)  # bits are equal where the cache is equally warm
+    deltas = list(llm.stream_chat(messages, sampling, LogprobParams(top_k=2)))
+    [whole] = llm.generate([prompt], sampling, LogprobParams(top_k=2))
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert [t for delta in deltas for t in delta.tokens if t.visible] == whole.tokens
+    rows = [delta.rows for delta in deltas if delta.rows is not None]
+    assert whole.logprobs is not None
+    assert b"".join(part.data for part in rows) == whole.logprobs.data
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason is whole.finish_reason
+
+
+def test_a_stream_that_is_closed_leaves_nothing(llm: LLM) -> None:
+    stream = llm.stream_chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=100))
+    next(stream)
+    stream.close()
+    assert not llm.core.has_work
+    llm.core.check()
+
+
+def test_bad_input_computes_nothing(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="vocabulary"):
+        llm.generate([[5, 384]])
+    with pytest.raises(InvalidRequestError, match="empty"):
+        llm.generate([[5], []])
+    with pytest.raises(ContextLengthError):
+        llm.generate([[5] * 512])
+    with pytest.raises(InvalidRequestError, match="alternatives"):
+        llm.generate("a", GREEDY, LogprobParams(top_k=21))
+    with pytest.raises(InvalidRequestError, match="2 entries for 1"):
+        llm.generate("a", [GREEDY, GREEDY])
+    assert not llm.core.has_work
+    assert len(llm.generate("a", GREEDY)[0].token_ids) == 12
+
+
+def test_a_model_that_is_not_there() -> None:
+    with pytest.raises(StartupError, match="no model"):
+        LLM("no/such/model/anywhere")
+
+
+def test_public_names_resolve() -> None:
+    for name in neper.__all__:
+        assert getattr(neper, name) is not None
+    with pytest.raises(AttributeError):
+        neper.nothing  # noqa: B018

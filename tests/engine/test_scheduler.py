@@ -1,0 +1,160 @@
+"""Scheduler and blocks under random load, without a model: the books balance and every request ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neper.engine.blocks import BlockManager
+from neper.engine.scheduler import Scheduler
+from neper.engine.sequence import Sequence
+from neper.types import LogprobParams, Request, SamplingParams
+
+MAX_MODEL_LEN = 40
+
+
+def sequence(
+    name: str, prompt: list[int], max_tokens: int = 4, *, prompt_top_k: int | None = None, start: int = 1
+) -> Sequence:
+    request = Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=max_tokens),
+        logprobs=LogprobParams(prompt_top_k=prompt_top_k, prompt_start=start),
+    )
+    return Sequence(request, MAX_MODEL_LEN)
+
+
+def scheduler(num_blocks: int = 12, block_size: int = 4, seqs: int = 4, tokens: int = 16) -> Scheduler:
+    return Scheduler(BlockManager(num_blocks, block_size), max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+def finish(sched: Scheduler) -> int:
+    """Act out one planned step as the engine would, with token ids that depend on the text; returns tokens computed."""
+    plan = sched.plan()
+    sched.check()
+    assert plan.num_tokens <= sched.max_num_batched_tokens
+    assert len({chunk.seq for chunk in plan.chunks}) == len(plan.chunks)
+    lengths = [chunk.length for chunk in plan.chunks]
+    assert lengths == sorted(lengths, key=lambda n: n > 1), "single tokens come first"
+    for chunk in plan.chunks:
+        seq = chunk.seq
+        assert chunk.length > 0
+        assert chunk.start == seq.num_computed_tokens
+        assert len(seq.block_table) * sched.blocks.block_size >= chunk.start + chunk.length
+        seq.num_computed_tokens = chunk.start + chunk.length
+        if chunk.score_end > chunk.score_start:
+            assert chunk.score_start == seq.next_score, "a score is skipped or repeated"
+            seq.next_score = chunk.score_end
+        if chunk.samples:
+            assert not seq.scores_left
+            sched.blocks.commit(seq, seq.num_computed_tokens)
+            if seq.append(sum(seq.token_ids) % 3) is not None:
+                sched.remove(seq)
+        elif seq.max_tokens == 0 and not seq.scores_left and seq.num_computed_tokens >= seq.num_prompt_tokens - 1:
+            sched.remove(seq)
+        sched.check()
+    return plan.num_tokens
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    load=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 2), min_size=1, max_size=24),
+            st.integers(0, 12),
+            st.one_of(st.none(), st.integers(1, 24)),
+            st.integers(0, 10),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    blocks=st.integers(11, 30),
+    tokens=st.integers(1, 40),
+    aborts=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 30))),
+)
+def test_random_load(
+    load: list[tuple[list[int], int, int | None, int]], blocks: int, tokens: int, aborts: set[tuple[int, int]]
+) -> None:
+    sched = scheduler(num_blocks=blocks, tokens=tokens)
+    alive: dict[int, Sequence] = {}
+    todo = {
+        i: (arrival, sequence(str(i), prompt, max_tokens, prompt_top_k=None if start is None else 1, start=start or 1))
+        for i, (prompt, max_tokens, start, arrival) in enumerate(load)
+    }
+    for step in range(2000):
+        for i, (arrival, seq) in list(todo.items()):
+            if arrival <= step:
+                del todo[i]
+                if seq.max_tokens > 0 or seq.scores_left:
+                    sched.add(seq)
+                    alive[i] = seq
+        for i, moment in aborts:
+            if moment == step and i in alive and (alive[i] in sched.running or alive[i] in sched.waiting):
+                sched.remove(alive[i])
+                sched.check()
+        if not sched.has_work and not todo:
+            break
+        assert finish(sched) > 0 or not sched.has_work, "work waits and nothing is computed"
+    assert not sched.has_work
+    assert sched.blocks.num_free_blocks == sched.blocks.num_usable_blocks
+
+
+def test_decodes_go_before_prompts_that_take_the_rest() -> None:
+    sched = scheduler(num_blocks=40, tokens=8)
+    old, new = sequence("old", [1] * 3, 10), sequence("new", [2] * 30)
+    sched.add(old)
+    finish(sched)
+    sched.add(new)
+    for _ in range(3):
+        plan = sched.plan()
+        assert [(chunk.seq.request.request_id, chunk.length) for chunk in plan.chunks] == [("old", 1), ("new", 7)]
+        for chunk in plan.chunks:
+            chunk.seq.num_computed_tokens += chunk.length
+        old.append(0)
+
+
+def test_the_youngest_is_preempted_and_goes_first_in_line() -> None:
+    sched = scheduler(num_blocks=11, block_size=4, tokens=64)
+    first, second, third = (sequence(name, [i] * 12, 20) for i, name in enumerate("abc"))
+    for seq in (first, second, third):
+        sched.add(seq)
+    while sched.num_preemptions == 0:
+        finish(sched)
+    assert sched.running == [first, second]
+    assert list(sched.waiting) == [third]
+    assert third.num_computed_tokens == 0
+    assert third.block_table == []
+
+
+def test_equal_prefixes_share_blocks_and_different_histories_do_not() -> None:
+    blocks = BlockManager(20, 4)
+    a = sequence("a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    blocks.grow(a, 9)
+    blocks.commit(a, 9)
+    b = sequence("b", [1, 2, 3, 4, 5, 6, 7, 8, 0])
+    blocks.reuse_prefix(b)
+    assert b.block_table == a.block_table[:2]
+    assert b.num_computed_tokens == 8
+    c = sequence("c", [9, 9, 9, 9, 5, 6, 7, 8, 9])  # the second block's tokens are equal, what went before is not
+    blocks.reuse_prefix(c)
+    assert c.block_table == []
+    blocks.check([a, b, c])
+    blocks.release(a)
+    blocks.check([b, c])
+    assert b.block_table[0] not in blocks._free
+    blocks.release(b)
+    blocks.check([c])
+    d = sequence("d", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    blocks.reuse_prefix(d)
+    assert d.num_computed_tokens == 8  # freed, but not forgotten
+    blocks.release(d)
+
+
+def test_check_notices_a_leak() -> None:
+    blocks = BlockManager(5, 4)
+    a = sequence("a", [1] * 8)
+    blocks.grow(a, 8)
+    with pytest.raises(AssertionError, match="block"):
+        blocks.check([])
