@@ -243,7 +243,12 @@ def _converted(path: Path) -> Backend:
     """A tokenizer in an older form (vocabulary and merges, a SentencePiece model), as transformers converts it."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a directory")
-    from transformers import AutoTokenizer
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ModelLoadError(
+            f"{path} has no tokenizer.json; converting an older tokenizer needs transformers: pip install transformers"
+        ) from error
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)

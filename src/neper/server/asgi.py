@@ -1,0 +1,72 @@
+"""Plain ASGI: bodies in, JSON and errors out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from neper.errors import InvalidRequestError, NeperError, RequestTooLargeError
+from neper.server.generation import ClientDisconnected
+
+Header = tuple[bytes, bytes]
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that name (lower case)."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+async def read_json(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
+
+    Demanding the content type keeps pages of other origins from posting here without the browser's asking first.
+    """
+    content_type = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
+    if content_type != b"application/json":
+        raise InvalidRequestError("the request needs the header Content-Type: application/json")
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Sequence[Header] = ()) -> None:
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: NeperError, *, headers: Sequence[Header] = ()) -> None:
+    extra = list(headers)
+    if error.retry_after is not None:
+        extra.append((b"retry-after", b"%d" % error.retry_after))
+    if error.status == 401:
+        extra.append((b"www-authenticate", b"Bearer"))
+    await send_json(send, error_json(error), status=error.status, headers=extra)
+
+
+def error_json(error: NeperError) -> bytes:
+    return orjson.dumps(
+        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    )
+
+
+def _too_large(limit: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"the body is larger than {limit} bytes")

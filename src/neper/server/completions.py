@@ -1,0 +1,147 @@
+"""The completions endpoint's JSON: texts, echoes, and the legacy logprob arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from neper.server.entries import LegacyArrays
+from neper.server.generation import Choice, Delta, Generation, join_rows
+from neper.server.protocol import CompletionBody
+from neper.server.reply import Reply, prompt_scores, read_prompt
+from neper.server.service import Service
+from neper.types import JsonObject, PackedRows
+
+
+@dataclass
+class _State:
+    """One choice: its place in the text, its prompt's pieces, and what a full reply folds."""
+
+    offset: int = 0
+    echo: str | None = None
+    echo_logprobs: LegacyArrays | None = None
+    prompt_logprobs: bytes | None = None
+    text: list[str] = field(default_factory=list)
+    pieces: list[LegacyArrays] = field(default_factory=list)
+    sampled: list[PackedRows | None] = field(default_factory=list)
+    last: Delta | None = None
+
+
+class CompletionReply(Reply[CompletionBody]):
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(self, service: Service, body: CompletionBody, generation: Generation, reply_id: str) -> None:
+        super().__init__(service, body, generation, reply_id)
+        self._k = body.logprobs
+        self._states = [_State() for _ in generation.choices]
+
+    def write_prompt(self, choice: Choice) -> None:
+        body, state, prompt = self.request, self._states[choice.index], choice.prompt
+        tokenizer, entries = self.service.tokenizer, self.service.entries
+        if body.echo or self._k is not None:
+            text = prompt.text
+            if text is None:
+                text = tokenizer.decode_bytes(prompt.token_ids).decode("utf-8", "replace")
+            state.offset = len(text)
+            if body.echo:
+                state.echo = text
+        wants_arrays = body.echo and self._k is not None
+        if not wants_arrays and body.prompt_logprobs is None:
+            return
+        tokens, begin = read_prompt(prompt, tokenizer)
+        if wants_arrays and self._k is not None:
+            scored = prompt_scores(choice, self._k)
+            state.echo_logprobs = entries.legacy(
+                tokens, prompt.token_ids, scored, self._k, offset=0, begin=begin, ids_as_text=self.ids_as_text
+            )
+        if body.prompt_logprobs is not None:
+            scored = prompt_scores(choice, body.prompt_logprobs)
+            state.prompt_logprobs = entries.prompt(tokens, scored, body.prompt_logprobs, begin=begin)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def event(self, delta: Delta) -> bytes:
+        state = self._states[delta.index]
+        events = []
+        prompt_ids: JsonObject = {}
+        if delta.first and self.request.return_token_ids:
+            prompt_ids["prompt_token_ids"] = self.generation.choices[delta.index].prompt.token_ids
+        if delta.first and state.echo is not None:
+            choice = {
+                "index": delta.index,
+                "text": state.echo,
+                "logprobs": _logprobs(state.echo_logprobs),
+                "finish_reason": None,
+                **prompt_ids,
+            }
+            prompt_ids = {}
+            events.append(self.chunk(choice))
+        pieces = self._arrays(delta, state)
+        if delta.text or pieces is not None or delta.finish_reason is not None or self.request.return_token_ids:
+            choice = {
+                "index": delta.index,
+                "text": delta.text,
+                "logprobs": _logprobs(pieces),
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
+                **prompt_ids,
+                **self.sampled_fields(delta.sampled),
+            }
+            events.append(self.chunk(choice))
+        return b"".join(events)
+
+    def failure(self, index: int) -> bytes:
+        return self.chunk({"index": index, "text": "", "logprobs": None, "finish_reason": "error"})
+
+    def add(self, delta: Delta) -> None:
+        state = self._states[delta.index]
+        if delta.first:
+            state.text += [state.echo] if state.echo is not None else []
+            state.pieces += [state.echo_logprobs] if state.echo_logprobs is not None else []
+        pieces = self._arrays(delta, state)
+        state.text.append(delta.text)
+        state.pieces += [pieces] if pieces is not None else []
+        state.sampled.append(delta.sampled)
+        state.last = delta
+
+    def body(self) -> bytes:
+        return self.full([self._choice(index, state) for index, state in enumerate(self._states)])
+
+    def _choice(self, index: int, state: _State) -> JsonObject:
+        last = state.last
+        choice: JsonObject = {
+            "index": index,
+            "text": "".join(state.text),
+            "logprobs": None if self._k is None else _logprobs(LegacyArrays.join(state.pieces, self._k)),
+            "finish_reason": last and last.finish_reason,
+            "stop_reason": last and last.stop_reason,
+            **self.sampled_fields(join_rows(state.sampled)),
+        }
+        if state.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = orjson.Fragment(b"[%b]" % state.prompt_logprobs)
+        if self.request.return_token_ids:
+            choice["prompt_token_ids"] = self.generation.choices[index].prompt.token_ids
+        return choice
+
+    def _arrays(self, delta: Delta, state: _State) -> LegacyArrays | None:
+        if self._k is None or delta.scores is None:
+            return None
+        scored = delta.scores.read()
+        pieces = self.service.entries.legacy(
+            delta.tokens,
+            [score.words[0] for score in scored],
+            scored,
+            self._k,
+            offset=state.offset,
+            begin=delta.begin,
+            ids_as_text=self.ids_as_text,
+        )
+        state.offset += len(delta.text)
+        return pieces
+
+
+def _logprobs(pieces: LegacyArrays | None) -> orjson.Fragment | None:
+    return None if pieces is None else orjson.Fragment(pieces.json())

@@ -1,0 +1,286 @@
+"""A generation: the choices of one HTTP request while they are computed, as one sequence of deltas.
+
+One path serves both kinds of reply: a stream shows the deltas as they come, a full reply folds them.
+
+    TokenStream ─┐ pump (a task a choice): chunk → Choice.step → delta ─┐
+    TokenStream ─┤                                                      ├→ inbox → next_deltas(): all that is pending
+    TokenStream ─┘                                                      ┘
+
+`close()` must be called once a generation was started, whatever happened: it closes every TokenStream, so that the
+engine stops work nobody waits for. It is a plain method, since the `finally` of a generator that never ran never runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from neper.engine.interface import TokenStream
+from neper.errors import EngineError, NeperError, RequestTimeoutError
+from neper.server.score_texts import PendingScores, ScoreBatch
+from neper.text.detokenizer import Detokenizer, TextToken
+from neper.text.tokenizer import Tokenizer
+from neper.types import FinishReason, JsonObject, PackedRows, Request, TokenChunk
+
+if TYPE_CHECKING:
+    from neper.server.service import Service
+
+log = logging.getLogger(__name__)
+
+
+class ClientDisconnected(Exception):
+    """The client is gone, so nobody is left to answer."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the engine gets it, and as the client sent it.
+
+    Attributes:
+        text: the text as sent, None for a prompt of ids or messages.
+        added_bos: the first id is a BOS that this server put there: it is in no text.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    added_bos: bool = False
+
+
+class Delta:
+    """What one chunk brought for one choice.
+
+    Attributes:
+        index: of the choice.
+        first: the first delta of this choice: its prompt scores are complete.
+        tokens: tokens whose text is settled now, in order.
+        scores: of `tokens`, one each; None when there are none.
+        sampled: rows of the tokens sampled since the last delta, settled or not; None when there are none.
+        begin: place among `tokens` of the one that begins a text of its own; -1 where none does, or it makes no
+            difference to this tokenizer.
+        text: the visible text of `tokens`.
+        finish_reason: "stop" or "length", on the last delta alone.
+        stop_reason: the stop string or the id among stop_token_ids that ended the choice.
+    """
+
+    __slots__ = ("begin", "finish_reason", "first", "index", "sampled", "scores", "stop_reason", "text", "tokens")
+
+    def __init__(
+        self,
+        index: int,
+        first: bool,
+        tokens: list[TextToken],
+        scores: PendingScores | None,
+        sampled: PackedRows | None,
+        begin: int,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        self.index = index
+        self.first = first
+        self.tokens = tokens
+        self.scores = scores
+        self.sampled = sampled
+        self.begin = begin
+        # An invisible token's text is empty.
+        self.text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
+        self.finish_reason = finish_reason
+        self.stop_reason = stop_reason
+
+
+class Choice:
+    """One choice: its request, and its text so far. `step` turns the engine's chunks into deltas.
+
+    With `begins_text` the reply is a text of its own (a chat message), else it continues the prompt's.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Prompt,
+        request: Request,
+        tokenizer: Tokenizer,
+        scores: ScoreBatch,
+        *,
+        begins_text: bool = False,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.request = request
+        self.stream: TokenStream | None = None
+        self.finished = False
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.prompt_rows: list[PackedRows] = []
+        self._started = False
+        self._pending: PackedRows | None = None
+        self._scores = scores
+        self._top_k = request.logprobs.top_k
+        self._begins = begins_text and tokenizer.strips_leading_space
+        sampling = request.sampling
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            stop=sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            min_tokens=sampling.min_tokens,
+            begins_text=begins_text,
+        )
+
+    def step(self, chunk: TokenChunk) -> Delta | None:
+        """The delta of a chunk, or None when the chunk settles nothing. Raises EngineError when the engine failed."""
+        end = chunk.finish_reason
+        if end is FinishReason.ERROR or end is FinishReason.ABORT:
+            raise EngineError(chunk.error or "the engine ended this request")
+        if chunk.num_cached_tokens:
+            self.num_cached_tokens = chunk.num_cached_tokens
+        if chunk.prompt is not None:
+            self.prompt_rows.append(chunk.prompt)
+        rows = sampled = chunk.tokens
+        if sampled is None and end is None:
+            return None
+        finish_reason = None if end is None else end.value
+        stop_reason: str | int | None = None
+        detokenizer = self._detokenizer
+        token_ids = [] if sampled is None else _token_ids(sampled)
+        tokens = detokenizer.step(token_ids, ended=chunk.stop_token_id is not None)
+        if end is not None and detokenizer.stopped is None:
+            tokens += detokenizer.flush()
+            if detokenizer.stopped is None and chunk.stop_token_id in self.request.sampling.stop_token_ids:
+                stop_reason = chunk.stop_token_id
+        if detokenizer.stopped is not None:
+            finish_reason, stop_reason = "stop", detokenizer.stopped
+            if sampled is not None:
+                rows = sampled = sampled[: detokenizer.num_tokens - self.num_tokens]
+        self.num_tokens = detokenizer.num_tokens
+        if self._pending is not None or len(tokens) != len(token_ids):
+            rows = join_rows([self._pending, sampled])
+            self._pending = None
+            if rows is not None and len(tokens) < len(rows):
+                rows, self._pending = rows[: len(tokens)], rows[len(tokens) :]
+        self.finished = finish_reason is not None
+        first, self._started = not self._started, True
+        begin = -1
+        if self._begins:
+            begin = next((place for place, token in enumerate(tokens) if token.visible), -1)
+            self._begins = begin < 0
+        scores = None
+        if tokens and rows is not None and self._top_k is not None:
+            if rows.top_k != self._top_k:
+                raise EngineError("the engine scored this request otherwise than it was asked")
+            scores = self._scores.add(rows)
+        return Delta(self.index, first, tokens, scores, sampled, begin, finish_reason, stop_reason)
+
+
+class Generation:
+    """The choices of one HTTP request in flight."""
+
+    def __init__(self, service: Service, choices: list[Choice], *, num_prompts: int) -> None:
+        self.choices = choices
+        self._num_prompts = num_prompts
+        self._service = service
+        self._inbox: list[Delta] = []
+        self._error: Exception | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._unfinished = len(choices)
+
+    def start(self) -> None:
+        """Submit every choice, or none. Raises OverloadedError, EngineDeadError."""
+        self._service.enter(self)
+        try:
+            for choice in self.choices:
+                choice.stream = self._service.engine.submit(choice.request)
+        except BaseException:
+            self.close()
+            raise
+        self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self.choices]
+        seconds = self._service.config.request_timeout
+        error = RequestTimeoutError(f"the request took longer than {seconds:g} seconds")
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
+
+    async def next_deltas(self) -> list[Delta]:
+        """All deltas that are pending, at least one; empty when every choice has finished. Raises what went wrong."""
+        while not self._inbox:
+            if self._error is not None:
+                raise self._error
+            if self._unfinished == 0:
+                return []
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        deltas, self._inbox = self._inbox, []
+        return deltas
+
+    def fail(self, error: Exception) -> None:
+        """End all choices: what is pending is still delivered, then `error` is raised."""
+        if self._error is None:
+            self._error = error
+        self.close()
+        self._wake_up()
+
+    def close(self) -> None:
+        """Stop all work. Safe at any time and more than once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for pump in self._pumps:
+            pump.cancel()
+        for choice in self.choices:
+            if choice.stream is not None:
+                choice.stream.close()
+        self._service.leave(self)
+
+    def usage(self) -> JsonObject:
+        """The `usage` object so far. A prompt counts once however many choices it has."""
+        each = len(self.choices) // self._num_prompts
+        prompts = self.choices[::each]
+        prompt_tokens = sum(len(choice.prompt.token_ids) for choice in prompts)
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in prompts)},
+        }
+
+    async def _pump(self, choice: Choice) -> None:
+        assert choice.stream is not None
+        try:
+            async for chunk in choice.stream:
+                delta = choice.step(chunk)
+                if delta is not None:
+                    self._inbox.append(delta)
+                    if choice.finished:
+                        break
+                    self._wake_up()
+            if not choice.finished:
+                raise EngineError("the engine ended this request without a reason")
+        except NeperError as error:
+            self.fail(error)
+        except Exception:
+            log.exception("request %s failed", choice.request.request_id)
+            self.fail(EngineError("internal error while generating"))
+        else:
+            # After a stop string the engine is still at work.
+            choice.stream.close()
+            self._unfinished -= 1
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+def _token_ids(rows: PackedRows) -> list[int]:
+    """`rows.token_ids` as ints, without numpy: it is one row, usually, and made for every step."""
+    return memoryview(rows.data).cast("i")[:: rows.width].tolist()
+
+
+def join_rows(pieces: Sequence[PackedRows | None]) -> PackedRows | None:
+    """Rows one after the other; None when there are none."""
+    filled = [piece for piece in pieces if piece]
+    if len(filled) < 2:
+        return filled[0] if filled else None
+    return PackedRows(filled[0].top_k, b"".join([piece.data for piece in filled]))

@@ -1,0 +1,122 @@
+"""The service: what all endpoints share, how much of it is in use, and whether it still takes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from neper.config import ServerConfig
+from neper.engine.interface import Engine
+from neper.errors import EngineError, ModelNotFoundError, NeperError, OverloadedError
+from neper.server.entries import Entries
+from neper.server.score_texts import ScoreBatch
+from neper.text.tokenizer import Tokenizer
+from neper.types import JsonObject
+
+if TYPE_CHECKING:
+    from neper.server.generation import Generation
+
+# Above this, text is encoded in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
+INLINE_CHARACTERS = 10_000
+
+Result = TypeVar("Result")
+
+
+class Service:
+    """One engine, one tokenizer, and the generations in flight. Lives on `app.state.service`.
+
+    `drain()` makes new requests a 503 while the running ones go on; `wait_idle()` waits for those; `close_all()` ends
+    what is left with an error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+        *,
+        model_name: str,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.config = config
+        self.model_name = model_name
+        self.eos_token_ids = eos_token_ids
+        self.entries = Entries(tokenizer)
+        self.scores = ScoreBatch()
+        self.created = int(time.time())
+        self.draining = False
+        self.num_choices = 0
+        self._generations: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._long_texts = asyncio.Lock()
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise ModelNotFoundError(f"no model {name!r} here, only {self.model_name!r}", param="model")
+
+    def check_available(self) -> None:
+        """Raises OverloadedError while no new request can be taken at all."""
+        if self.draining:
+            raise OverloadedError("the server is shutting down", retry_after=10)
+        if not self.engine.alive:
+            raise OverloadedError("the engine is down and being started again", retry_after=5)
+
+    def enter(self, generation: Generation) -> None:
+        """Count a generation as in flight, until `leave`. Raises OverloadedError when there is no room for it."""
+        self.check_available()
+        size = len(generation.choices)
+        if self.num_choices + size > self.config.max_requests:
+            raise OverloadedError(
+                f"{self.num_choices} choices are in flight and {size} more would exceed {self.config.max_requests}",
+                retry_after=1,
+            )
+        self.num_choices += size
+        self._generations.add(generation)
+        self._idle.clear()
+
+    def leave(self, generation: Generation) -> None:
+        if generation in self._generations:
+            self._generations.remove(generation)
+            self.num_choices -= len(generation.choices)
+            if not self._generations:
+                self._idle.set()
+
+    def drain(self) -> None:
+        self.draining = True
+
+    async def wait_idle(self, timeout: float | None = None) -> bool:
+        """True when nothing is in flight any more, False when `timeout` seconds passed first."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def close_all(self, error: NeperError | None = None) -> None:
+        """End every generation in flight with `error`."""
+        for generation in list(self._generations):
+            generation.fail(error or EngineError("the server was stopped"))
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return await self._run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
+        size = sum(_length(message["content"]) for message in messages)
+        return await self._run(size, lambda: self.tokenizer.apply_chat_template(messages, **options))
+
+    async def _run(self, size: int, work: Callable[[], Result]) -> Result:
+        if size <= INLINE_CHARACTERS:
+            return work()
+        async with self._long_texts:
+            return await asyncio.to_thread(work)
+
+
+def _length(content: str | list[JsonObject] | None) -> int:
+    if isinstance(content, list):
+        return sum(len(part["text"] or "") for part in content)
+    return len(content or "")

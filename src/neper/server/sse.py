@@ -1,0 +1,99 @@
+"""Delivery of a generation: as server-sent events, or folded into one body.
+
+All deltas that are pending go out in one write. A client that leaves ends the generation at once, also while a write
+waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from neper.errors import NeperError
+from neper.server.asgi import error_json, send_json
+from neper.server.generation import ClientDisconnected, Generation
+from neper.server.reply import Reply
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Tells proxies (nginx) to pass events on as they come.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def deliver(reply: Reply[Any], receive: Receive, send: Send) -> None:
+    """Run the generation and send its reply. Raises what went wrong before anything was sent."""
+    generation = reply.generation
+    generation.start()
+    watcher = asyncio.create_task(_watch(receive, generation))
+    try:
+        if reply.request.stream:
+            await _stream(reply, send)
+        else:
+            await send_json(send, await _fold(reply))
+    finally:
+        watcher.cancel()
+        generation.close()
+
+
+async def _fold(reply: Reply[Any]) -> bytes:
+    while deltas := await reply.generation.next_deltas():
+        for delta in deltas:
+            if delta.first:
+                await reply.open(delta)
+            reply.add(delta)
+    return reply.body()
+
+
+async def _stream(reply: Reply[Any], send: Send) -> None:
+    # Nothing is sent before the first delta, so that an early failure still has its own HTTP status.
+    deltas = await reply.generation.next_deltas()
+    finished: set[int] = set()
+    events: list[bytes] = []
+    started = False
+    try:
+        while deltas:
+            for delta in deltas:
+                if delta.first:
+                    await reply.open(delta)
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                    events.append(reply.begin())
+                    started = True
+                events.append(reply.event(delta))
+                if delta.finish_reason is not None:
+                    finished.add(delta.index)
+            body = b"".join(events)
+            events.clear()
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            deltas = await reply.generation.next_deltas()
+        events.append(reply.end())
+    except ClientDisconnected:
+        raise
+    except Exception as error:
+        if not started:
+            raise
+        if not isinstance(error, NeperError):
+            log.exception("a stream failed")
+            error = NeperError("internal error")
+        reply.generation.close()
+        unfinished = [choice.index for choice in reply.generation.choices if choice.index not in finished]
+        events += [reply.failure(index) for index in unfinished]
+        events.append(b"data: " + error_json(error) + b"\n\n")
+    await send({"type": "http.response.body", "body": b"".join([*events, DONE]), "more_body": False})
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            generation.fail(ClientDisconnected())
+            return

@@ -1,0 +1,323 @@
+"""Completions against the engine's script: legacy arrays, echoes, batches, prompt scores."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+from openai.types import Completion
+from tokenizers import decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from neper.config import ServerConfig
+from neper.text.tokenizer import Tokenizer
+from tests.helpers.scripted_engine import scores, top
+from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client, running
+
+PATH = "/v1/completions"
+ARRAYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+def fold(events: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    text, finish = "", None
+    arrays: dict[str, list[Any]] = {name: [] for name in ARRAYS}
+    for event in events:
+        for choice in event["choices"]:
+            if choice["index"] == index:
+                text += choice["text"]
+                finish = choice["finish_reason"] or finish
+                for name in ARRAYS:
+                    arrays[name] += (choice["logprobs"] or {}).get(name) or []
+    return {"text": text, "finish": finish, **arrays}
+
+
+def whole(reply: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    choice = reply["choices"][index]
+    arrays = {name: (choice["logprobs"] or {}).get(name) or [] for name in ARRAYS}
+    return {"text": choice["text"], "finish": choice["finish_reason"], **arrays}
+
+
+def numbers(client: Client, ids: list[int], start: int, k: int) -> tuple[list[Any], list[Any]]:
+    """What token_logprobs and the sets of values in top_logprobs must be, for tokens from a position on."""
+    own, tops = [], []
+    for position, token_id in enumerate(ids, start):
+        row = scores(position, token_id, VOCAB_SIZE)
+        own.append(pytest.approx(float(row[token_id]), rel=1e-6))
+        tops.append({i: float(row[i]) for i in {token_id, *top(row, k)}})
+    return own, tops
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["What is the", "日本 😀"])
+def test_echo_shows_prompt_and_reply(client: Client, as_ids: bool, stream: bool, prompt: str) -> None:
+    prompt_ids = client.tokenizer.encode(prompt)
+    ids = client.say(" answer? 😀")
+    body: dict[str, Any] = {
+        "prompt": prompt_ids if as_ids else prompt,
+        "echo": True,
+        "logprobs": 2,
+        "return_tokens_as_token_ids": True,
+    }
+    if stream:
+        events = client.events(PATH, **body)
+        assert events[0]["choices"][0]["text"] == prompt
+        assert len(events[0]["choices"][0]["logprobs"]["tokens"]) == len(prompt_ids)
+        reply = fold(events)
+    else:
+        reply = whole(client.complete(**body))
+    assert reply["text"] == prompt + " answer? 😀"
+    everything = [*prompt_ids, *ids, END]
+    assert reply["tokens"] == [f"token_id:{i}" for i in everything]
+    assert reply["token_logprobs"][0] is None
+    assert reply["top_logprobs"][0] is None
+    own, tops = numbers(client, everything[1:], 1, 2)
+    assert reply["token_logprobs"][1:] == own
+    for found, expected in zip(reply["top_logprobs"][1:], tops, strict=True):
+        assert {int(key.removeprefix("token_id:")): value for key, value in found.items()} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["Hello, world!", "日本 😀 ok", "the <|im_start|> answer"])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 4])
+@pytest.mark.parametrize("options", [{"logprobs": 3}, {"logprobs": 0, "echo": True}, {"stop": "wor", "logprobs": 1}])
+def test_a_stream_folds_to_the_full_reply(
+    client: Client, text: str, tokens_per_chunk: int, options: dict[str, Any]
+) -> None:
+    client.engine.tokens_per_chunk = tokens_per_chunk
+    client.say(text)
+    full = client.complete("Say 日: ", **options)
+    events = client.events(PATH, prompt="Say 日: ", **options, stream_options={"include_usage": True})
+    assert fold(events) == whole(full)
+    assert events[-1]["usage"] == full["usage"]
+    assert all(event["object"] == "text_completion" for event in events)
+
+
+def test_legacy_tokens_keys_and_offsets(client: Client) -> None:
+    ids = client.say("Hi 😀 <|im_start|> ok")
+    for echo in (False, True):
+        choice = client.complete("日本", logprobs=2, echo=echo, max_tokens=50)["choices"][0]
+        arrays = choice["logprobs"]
+        skip = len(client.tokenizer.encode("日本")) if echo else 0
+        offsets, tokens = arrays["text_offset"][skip:], arrays["tokens"][skip:]
+        assert choice["text"] == ("日本" if echo else "") + "Hi 😀  ok"
+        # A special token is listed, as itself, and is in no text; so is the end token.
+        assert tokens == [
+            "H",
+            "i",
+            " ",
+            *[f"bytes:\\x{b:02x}" for b in "😀".encode()[:3]],
+            "😀",
+            " ",
+            "<|im_start|>",
+        ] + [client.tokenizer.token_text(i) for i in [*ids[9:], END]]
+        assert offsets == [2, 3, 4, 5, 5, 5, 5, 6, 7, 7, *range(8, 8 + len(ids) - 10), 10]
+        assert len({len(arrays[name]) for name in ARRAYS}) == 1
+        for token, value, top_logprobs in zip(
+            tokens, arrays["token_logprobs"][skip:], arrays["top_logprobs"][skip:], strict=True
+        ):
+            assert token in top_logprobs
+            assert 2 <= len(top_logprobs) <= 3
+            assert value <= top_logprobs[token]
+
+
+def test_zero_logprobs_is_the_sampled_token_alone(client: Client) -> None:
+    client.say("Hello")
+    arrays = client.complete(logprobs=0)["choices"][0]["logprobs"]
+    assert arrays["top_logprobs"] is None
+    assert arrays["tokens"] == ["Hello", "<|im_end|>"]
+    assert len(arrays["token_logprobs"]) == 2
+    assert client.complete(logprobs=None)["choices"][0]["logprobs"] is None
+
+
+def test_equal_keys_keep_the_best_value(client: Client) -> None:
+    # Ids from 330 on have no token: all of them read "".
+    client.engine.reply = lambda request: [383]
+    arrays = client.complete(logprobs=20, max_tokens=1)["choices"][0]["logprobs"]
+    row = scores(1, 383, VOCAB_SIZE)
+    listed = [i for i in top(row, 20) if i >= 330]
+    assert len(listed) > 1
+    assert arrays["top_logprobs"][0][""] == pytest.approx(float(row[listed[0]]))
+    assert len(arrays["top_logprobs"][0]) == 20 - len(listed) + 1
+
+
+def test_greedy_value_and_maximum_are_the_same_text(client: Client) -> None:
+    best = {p: top(scores(p, 0, VOCAB_SIZE), 1)[0] for p in range(40)}
+    client.engine.reply = lambda request: [best[p] for p in range(1, 9)]
+    response = client.post(PATH, prompt="Hello", logprobs=1, temperature=0, max_tokens=8)
+    arrays = json.loads(response.text, parse_float=str)["choices"][0]["logprobs"]
+    for value, top_logprobs in zip(arrays["token_logprobs"], arrays["top_logprobs"], strict=True):
+        assert float(value) <= max(map(float, top_logprobs.values()))
+        assert value in top_logprobs.values()
+
+
+def test_an_evaluation_harness_s_request(client: Client) -> None:
+    """lm-evaluation-harness sums token_logprobs[ctxlen:-1] of an echo with one token generated."""
+    for reply in ("Hello", ""):
+        client.say(reply)
+        ids = client.tokenizer.encode("the quick brown fox")
+        body = {"prompt": [ids], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+        choice = client.complete(**body)["choices"][0]
+        arrays = choice["logprobs"]
+        assert {len(arrays[name]) for name in ARRAYS} == {len(ids) + 1}
+        own, _ = numbers(client, ids[1:], 1, 1)
+        assert arrays["token_logprobs"] == [None, *own, pytest.approx(arrays["token_logprobs"][-1])]
+
+
+def test_echo_without_generation(client: Client) -> None:
+    client.say("never")
+    for logprobs in (None, 1):
+        reply = client.complete("Hello world", echo=True, max_tokens=0, logprobs=logprobs)
+        choice = reply["choices"][0]
+        assert choice["text"] == "Hello world"
+        assert choice["finish_reason"] == "length"
+        assert reply["usage"]["completion_tokens"] == 0
+        count = len(client.tokenizer.encode("Hello world"))
+        assert reply["usage"]["prompt_tokens"] == count
+        assert logprobs is None or len(choice["logprobs"]["tokens"]) == count
+    events = client.events(PATH, prompt="Hello world", echo=True, max_tokens=0, logprobs=1)
+    assert fold(events) == whole(reply)
+    whole_context = list(range(100, 228))
+    assert client.complete(whole_context, echo=True, max_tokens=0)["usage"]["prompt_tokens"] == 128
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_batches_are_prompt_major(client: Client, n: int) -> None:
+    prompts = ["Hello", "日本", "the answer"]
+    texts = {tuple(client.tokenizer.encode(prompt)): f" {place}" for place, prompt in enumerate(prompts)}
+    client.engine.reply = lambda request: client.tokenizer.encode(
+        f"{texts[tuple(request.prompt_token_ids)]} {(request.sampling.seed or 5) - 5}"
+    )
+    for given in (prompts, [list(ids) for ids in texts]):
+        options: dict[str, Any] = {"n": n, "seed": 5, "logprobs": 1, "echo": True}
+        reply = client.complete(given, **options)
+        assert [choice["index"] for choice in reply["choices"]] == list(range(3 * n))
+        expected = [f"{prompt} {place} {j}" for place, prompt in enumerate(prompts) for j in range(n)]
+        assert [choice["text"] for choice in reply["choices"]] == expected
+        assert reply["usage"]["prompt_tokens"] == sum(map(len, texts))
+        events = client.events(PATH, prompt=given, **options)
+        for index in range(3 * n):
+            assert fold(events, index) == whole(reply, index)
+
+
+def test_prompt_logprobs(client: Client) -> None:
+    prompt = "the 日 fox"
+    ids = client.tokenizer.encode(prompt)
+    client.say(" ok")
+    reply = client.complete([prompt, "Hello world"], prompt_logprobs=3, logprobs=1, echo=True, return_token_ids=True)
+    choice = reply["choices"][0]
+    assert len(reply["choices"][1]["prompt_logprobs"]) == len(client.tokenizer.encode("Hello world"))
+    assert choice["prompt_token_ids"] == ids
+    first, *entries = choice["prompt_logprobs"]
+    assert first is None
+    for position, (token_id, entry) in enumerate(zip(ids[1:], entries, strict=True), 1):
+        row = scores(position, token_id, VOCAB_SIZE)
+        assert list(map(int, entry)) == [token_id, *[i for i in top(row, 3) if i != token_id]]
+        for i, shown in entry.items():
+            assert shown["logprob"] == pytest.approx(float(row[int(i)]))
+            assert shown["rank"] == 1 + int((row > row[int(i)]).sum())
+    texts = [entry[str(token_id)]["decoded_token"] for token_id, entry in zip(ids[1:], entries, strict=True)]
+    assert client.tokenizer.token_text(ids[0]) + "".join(texts) == prompt
+    assert texts.count("") == 2
+    # The same scores, for the arrays with their own N.
+    assert max(len(top_logprobs) for top_logprobs in choice["logprobs"]["top_logprobs"][1:]) <= 2
+    assert choice["logprobs"]["token_logprobs"][1 : len(ids)] == [
+        e[str(i)]["logprob"] for i, e in zip(ids[1:], entries, strict=True)
+    ]
+    alone = client.complete(prompt, prompt_logprobs=0, max_tokens=1)["choices"][0]
+    assert [len(entry) for entry in alone["prompt_logprobs"][1:]] == [1] * (len(ids) - 1)
+
+
+def test_a_prompt_of_one_token(client: Client) -> None:
+    client.say("x")
+    choice = client.complete("a", echo=True, logprobs=1, prompt_logprobs=1)["choices"][0]
+    assert choice["prompt_logprobs"] == [None]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+def test_an_id_prompt_that_is_no_text(client: Client) -> None:
+    client.say("x")
+    ids = client.tokenizer.encode("a😀", add_special_tokens=False)[:-1]
+    choice = client.complete([*ids, 383], echo=True, logprobs=1)["choices"][0]
+    assert choice["text"] == "a�x"
+    assert choice["logprobs"]["text_offset"][-2:] == [2, 3]
+
+
+def test_token_ids(client: Client) -> None:
+    ids = client.say("Hello")
+    for stream in (False, True):
+        if stream:
+            choices = [
+                event["choices"][0] for event in client.events(PATH, prompt="日", logprobs=0, return_token_ids=True)
+            ]
+        else:
+            choices = client.complete("日", logprobs=0, return_token_ids=True)["choices"]
+        assert choices[0]["prompt_token_ids"] == client.tokenizer.encode("日")
+        assert [i for choice in choices for i in choice["token_ids"]] == [*ids, END]
+        assert sum(len(choice["token_logprobs"]) for choice in choices) == 2
+
+
+def test_max_tokens_defaults_to_16_or_what_is_left(client: Client) -> None:
+    client.say("a" * 100)
+    assert client.complete()["usage"]["completion_tokens"] == 16
+    assert client.complete([5] * 120)["usage"]["completion_tokens"] == 8
+
+
+def test_replies_fit_openai_s_types(client: Client) -> None:
+    client.say("Hello 日")
+    schema = Completion.model_json_schema()
+    for part in schema["$defs"].values():
+        if part["title"] == "CompletionChoice":
+            part["required"] = sorted({*part["required"], "logprobs"})
+    jsonschema.validate(client.complete(logprobs=2), schema)
+    # The type says str for each reason, but in a stream all but the last are null.
+    schema["$defs"]["CompletionChoice"]["properties"].pop("finish_reason")
+    for event in client.events(PATH, prompt="x", logprobs=2):
+        jsonschema.validate(event, schema)
+    reply = client.sdk.completions.create(model=MODEL, prompt="x", logprobs=2, echo=True)
+    assert reply.choices[0].text == "xHello 日"
+
+
+def sentencepiece_tokenizer() -> Tokenizer:
+    """As Llama 2's: BOS added, a space put before a text and dropped again."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "▁ab"]
+    merges = [("▁", "a"), ("▁", "b"), ("▁a", "b")]
+    backend = tokenizers.Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True)
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"}, template)
+
+
+def test_a_tokenizer_that_adds_bos_and_a_space() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    with running(tokenizer, ServerConfig()) as client:
+        a, b = 260, 263  # "a", "▁b"
+        a_word = 262  # "▁a"
+        client.engine.reply = lambda request: [b, a]
+        choice = client.complete("a b", echo=True, logprobs=1)["choices"][0]
+        assert client.engine.submitted[-1].prompt_token_ids == [1, a_word, b]
+        assert choice["text"] == "a b ba"
+        assert choice["logprobs"]["tokens"] == ["<s>", "a", " b", " b", "a", "</s>"]
+        assert choice["logprobs"]["text_offset"] == [0, 0, 1, 3, 5, 6]
+        assert choice["logprobs"]["token_logprobs"][0] is None
+        assert None not in choice["logprobs"]["token_logprobs"][1:]
+        # A chat reply is a text of its own, so entry and alternatives lose the space as the text does.
+        entries = client.chat(logprobs=True, top_logprobs=20)["choices"][0]
+        assert entries["message"]["content"] == "ba"
+        first = entries["logprobs"]["content"][0]
+        assert (first["token"], first["bytes"]) == ("b", [98])
+        client.engine.reply = lambda request: [b] * 3
+        for place, entry in enumerate(client.chat(logprobs=True, top_logprobs=20)["choices"][0]["logprobs"]["content"]):
+            for other in entry["top_logprobs"]:
+                assert bytes(other["bytes"]).decode("utf-8", "replace") == other["token"] or not other["token"]
+                assert not (place == 0 and other["token"] in (" a", " b", " ab"))
