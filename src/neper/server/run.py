@@ -1,0 +1,288 @@
+"""Runs the HTTP server: binds the port, starts the engine, serves until told to stop, drains, and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import json
+import logging
+import logging.config
+import math
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+import neper
+from neper.config import EngineConfig, ServerConfig
+from neper.errors import StartupError
+from neper.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from neper.models.registry import ModelSource
+    from neper.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+# After the drain timeout, for the errors to reach their clients.
+_CLOSING_SECONDS = 2
+_FAREWELL_SECONDS = 0.3
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit code. Raises StartupError if it cannot start."""
+    configure_logging(server_config.log_level)
+    # Before all that takes time: a port that is taken is said at once.
+    sock = bind(server_config.host, server_config.port)
+    with contextlib.closing(sock):
+        from neper.models.registry import resolve
+
+        if server_config.api_key is None and not is_loopback(sock.getsockname()[0]):
+            logger.warning(
+                "listening on %s without --api-key: whoever reaches this port can use the model", server_config.host
+            )
+        with ProgressLine(sys.stderr) as progress:
+            source = resolve(engine_config.model, progress=progress)
+        return _run(_serve(engine_config, server_config, source, sock))
+
+
+def configure_logging(level: str) -> None:
+    """Our log to stderr. uvicorn's own is heard from warnings on, and everything, each request too, at debug."""
+    if level not in ("debug", "info", "warning", "error"):
+        raise StartupError(f"log_level must be debug, info, warning or error, got {level!r}")
+    uvicorn_level = "DEBUG" if level == "debug" else "WARNING"
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {
+                "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%H:%M:%S"}
+            },
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "loggers": {
+                "neper": {"level": level.upper(), "handlers": ["stderr"], "propagate": False},
+                "uvicorn": {"level": uvicorn_level, "handlers": ["stderr"], "propagate": False},
+            },
+        }
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening: until the model is ready a client is refused, not kept waiting.
+
+    Raises StartupError, naming the port and what to do, when it is taken or may not be used.
+    """
+    if not 0 <= port <= 65535:  # getaddrinfo takes it modulo 65536
+        raise StartupError(f"cannot listen on port {port}: choose a --port from 0 (any free one) to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {error}. Choose another --host or --port") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        if sys.platform != "win32":  # there it would let two servers share the port
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _address_error(host, port, error) from None
+    return sock
+
+
+def _address_error(host: str, port: int, error: OSError) -> StartupError:
+    if error.errno == errno.EADDRINUSE:
+        return StartupError(f"port {port} on {host} is in use. Stop what listens there, or choose another --port")
+    if error.errno == errno.EACCES:
+        return StartupError(f"port {port} needs more rights than this user has. Choose a --port from 1024 on")
+    return StartupError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port")
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def base_url(address: tuple[Any, ...]) -> str:
+    """URL of a bound address, as a client on this machine would write it."""
+    host, port = address[0], address[1]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def ready_message(url: str, model_name: str, *, needs_key: bool) -> str:
+    """What is printed when the server is ready: a line to see, a command to try."""
+    body = {
+        "model": model_name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 16,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    key = " -H 'Authorization: Bearer '\"$API_KEY\"" if needs_key else ""
+    return (
+        f"neper {neper.__version__} serves {model_name} on {url} (Ctrl-C stops it). Try:\n"
+        f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def _run(coroutine: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(coroutine)
+    return uvloop.run(coroutine)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, announcing when it is ready and leaving signals to us (its own handling ends by re-raising)."""
+
+    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
+        super().__init__(config)
+        self.announcement = announcement
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        with contextlib.suppress(BrokenPipeError):  # nobody reads our output any more; the server goes on
+            print(self.announcement, flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Stopper:
+    """Signals: the first one stops a running server softly and a starting one at once; a second Ctrl-C ends it at once.
+
+    Attributes:
+        exit_code: 0, or 128 + the signal where it cut something off.
+    """
+
+    def __init__(self, drain_timeout: float) -> None:
+        self.exit_code = 0
+        self._drain_timeout = drain_timeout
+        self._server: uvicorn.Server | None = None
+        self._service: Service | None = None
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._signals = 0
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C arrives as KeyboardInterrupt
+                loop.add_signal_handler(number, self._receive, number)
+
+    def serving(self, server: uvicorn.Server, service: Service) -> None:
+        self._server, self._service = server, service
+
+    def closing(self) -> None:
+        """From here on signals are ignored: cutting the clean-up short would leave things behind."""
+        self._task = None
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self._task is None or (self._signals and number != signal.SIGINT):
+            return
+        self._signals += 1
+        if self._server is None or self._service is None:
+            self.exit_code = 128 + number
+            self._task.cancel()
+        elif self._signals == 1:
+            self._drain(self._server, self._service)
+        elif not self.exit_code:
+            self.exit_code = 128 + number
+            # Clients get an error rather than a cut connection, if they take it in a moment.
+            self._service.close_all()
+            self._server.force_exit = True
+            asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, self._cut)
+
+    def _cut(self) -> None:
+        if self._task is not None:
+            # It would log the stack of every request that is cancelled now.
+            logging.getLogger("uvicorn").disabled = logging.getLogger("uvicorn.error").disabled = True
+            self._task.cancel()
+
+    def _drain(self, server: uvicorn.Server, service: Service) -> None:
+        server.should_exit = True
+        service.drain()
+        # Those that do not end in time get an error of ours; uvicorn would cut their connections a little later.
+        asyncio.get_running_loop().call_later(self._drain_timeout, service.close_all)
+        if service.num_choices:
+            logger.info(
+                "stopping: %d running get up to %g s to finish; Ctrl-C ends at once",
+                service.num_choices,
+                self._drain_timeout,
+            )
+
+
+async def _serve(
+    engine_config: EngineConfig, server_config: ServerConfig, source: ModelSource, sock: socket.socket
+) -> int:
+    stopper = _Stopper(server_config.drain_timeout)
+    stopper.listen()
+    try:
+        await _serve_until_stopped(engine_config, server_config, source, sock, stopper)
+    except asyncio.CancelledError:
+        if not stopper.exit_code:
+            raise
+    return stopper.exit_code
+
+
+async def _serve_until_stopped(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    source: ModelSource,
+    sock: socket.socket,
+    stopper: _Stopper,
+) -> None:
+    from neper.engine.client import EngineClient
+    from neper.server.app import create_app
+    from neper.text.tokenizer import Tokenizer
+
+    model_name = server_config.served_model_name or source.name
+    progress = ProgressLine(sys.stderr)
+    engine = EngineClient(engine_config, source, log_level=server_config.log_level, progress=progress)
+    try:
+        # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile.
+        tokenizer_task = asyncio.create_task(asyncio.to_thread(Tokenizer.from_directory, source.path))
+        with progress:
+            await engine.start()
+        app = create_app(
+            engine,
+            await tokenizer_task,
+            server_config,
+            model_name=model_name,
+            eos_token_ids=source.eos_token_ids,
+        )
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=server_config.log_level == "debug",
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=math.ceil(server_config.drain_timeout) + _CLOSING_SECONDS,
+            ),
+            ready_message(base_url(sock.getsockname()), model_name, needs_key=server_config.api_key is not None),
+        )
+        stopper.serving(server, app.state.service)
+        try:
+            await server.serve([sock])
+        except OSError as error:
+            # Two servers can bind at the same time; the second to listen is told here.
+            raise _address_error(server_config.host, server_config.port, error) from None
+    finally:
+        stopper.closing()
+        await engine.close()

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import neper
+from neper.cli import app
+from neper.config import EngineConfig, ServerConfig
+from neper.errors import StartupError
+
+
+def neper_command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True, "timeout": 120} | options
+    return subprocess.run([sys.executable, "-m", "neper", *arguments], **options)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replaces the server by one that notes what it was given, and does what `outcome` says."""
+    seen: dict[str, Any] = {"outcome": lambda: 0}
+
+    def serve(engine: EngineConfig, server: ServerConfig) -> int:
+        seen.update(engine=engine, server=server)
+        return int(seen["outcome"]())
+
+    module = ModuleType("neper.server.run")
+    module.serve = serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "neper.server.run", module)
+    return seen
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, neper.cli\n"
+        "try: neper.cli.app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'uvicorn', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        assert neper_command("--help").returncode == 0
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.3
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("doctor",), ("bench",), ("bench", "cpu")])
+def test_help_of_every_command_prints_on_an_ascii_console(command: tuple[str, ...]) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    result = neper_command(*command, "--help", env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "Usage:" in result.stdout
+
+
+def test_version() -> None:
+    result = neper_command("--version")
+    assert (result.returncode, result.stdout) == (0, f"neper {neper.__version__}\n")
+
+
+def test_serve_hands_flags_to_the_server(served: dict[str, Any]) -> None:
+    arguments = ["serve", "some-model", "--port", "9000", "--no-prefix-caching", "--kv-cache-memory", "1GiB"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert served["engine"] == EngineConfig(model="some-model", prefix_caching=False, kv_cache_memory=2**30)
+    assert served["server"] == ServerConfig(port=9000)
+
+
+def test_serve_without_arguments_is_the_default_config(served: dict[str, Any]) -> None:
+    assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+    assert (served["engine"], served["server"]) == (EngineConfig(), ServerConfig())
+
+
+def test_an_error_is_one_line_on_stderr(served: dict[str, Any]) -> None:
+    def fail() -> int:
+        raise StartupError("port 8000 is in use")
+
+    served["outcome"] = fail
+    result = CliRunner().invoke(app, ["serve"])
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "neper: error: port 8000 is in use\n")
+
+
+def test_interrupt_ends_with_130_and_no_traceback(served: dict[str, Any]) -> None:
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    served["outcome"] = interrupt
+    result = CliRunner().invoke(app, ["serve"])
+    assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["serve", "--dtype", "int8"], "dtype must be float32 or bfloat16"),
+        (["serve", "--log-level", "loud"], "log_level must be debug, info, warning or error"),
+    ],
+)
+def test_what_a_config_refuses_is_an_error_of_the_command(arguments: list[str], says: str) -> None:
+    result = neper_command(*arguments)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"neper: error: {says}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_wrong_usage_ends_with_2() -> None:
+    assert neper_command("serve", "--no-such-flag").returncode == 2
+    assert neper_command("nonsense").returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "neper", "doctor", "--json"], stdout=writer, stderr=subprocess.PIPE, timeout=120
+        )
+    finally:
+        os.close(writer)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_the_readme_has_the_current_command_line_reference() -> None:
+    root = Path(__file__).parents[2]
+    check = subprocess.run([sys.executable, root / "docs/cli_reference.py"], capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout + check.stderr

