@@ -10,6 +10,7 @@ import torch
 from neper import ops
 from neper.config import EngineConfig
 from neper.engine import batch, readback, settings
+from neper.engine.allocator import keep_freed_memory
 from neper.engine.blocks import BlockManager
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.penalties import PenaltyTables
@@ -45,7 +46,9 @@ class EngineCore:
         self, config: EngineConfig, source: ModelSource, progress: Callable[[int, int, str], None] | None = None
     ) -> None:
         self.settings = settings.resolve(config, source)
-        torch.set_num_threads(self.settings.num_threads)
+        if self.settings.device.type == "cpu":
+            torch.set_num_threads(self.settings.num_threads)
+            keep_freed_memory()
         decoder = registry.load(source, dtype=self.settings.dtype, device=self.settings.device, progress=progress)
         model = source.config
         kv_cache = KVCache(

@@ -38,7 +38,8 @@ class ModelRunner:
         return StepOutput(inputs.plan, torch.cat(packed) if packed else None, tuple(segments))
 
     def _sample(self, hidden: Tensor, inputs: SampleInputs, packed: list[Tensor], segments: list[Segment]) -> None:
-        logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows))
+        # float32 once for sampling and scores: both read it so, and the CPU reduces bfloat16 at a fifth of the speed.
+        logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows)).float()
         penalties = None
         if inputs.penalized:
             penalties = self.penalties.gather(inputs.penalized, [inputs.chunks[row].seq for row in inputs.penalized])

@@ -17,7 +17,7 @@ from neper.models.registry import ModelSource
 logger = logging.getLogger("neper.engine")
 
 _DEFAULT_CACHE_SHARE = 0.25
-_DEFAULT_CACHE_BYTES = 2 * 2**30
+_DEFAULT_CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ M and L stay two numbers: folding them into one normaliser would let a large com
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from neper.errors import InvalidRequestError
 # Terms of a row's sum are added in segments of this many, then the segments: the tree depends on V alone. torch's own
 # sum over a whole row splits a lone long row between threads, so a row's bits would depend on its company.
 _SUM_SEGMENT = 512
+# Ids are looked at in chunks of this many where that saves looking at most of them.
+_CHUNK = 128
 # bfloat16 logits tie often: at V = 49,152 some 60 % of rows tie across the 20th place, hardly any past the 63rd.
 _TIE_MARGIN = 43
 
@@ -73,7 +76,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, top_k: int = 0, *, rows: T
         raise InvalidRequestError(
             f"token_ids must hold one id per row: got {list(token_ids.shape)} for {logits.shape[0]} rows"
         )
-    x = logits.float()
+    x = logits.float().contiguous()  # torch's vector and strided kernels differ in the last bit
     count, vocab = x.shape
     k = min(top_k, vocab)
     if count == 0:
@@ -101,7 +104,10 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, top_k: int = 0, *, rows: T
 def row_normaliser(x: Tensor) -> tuple[Tensor, Tensor]:
     """M and L of each row of x [R, V] float32: ([R], [R]) float32. Not finite in an invalid row."""
     maximum = x.amax(-1)
-    return maximum, _sum_rows((x - maximum.unsqueeze(1)).exp_()).log_()
+    # exp(d) as exp2(d log2 e): a third of the time in torch's CPU kernels (67 against 209 us for 8 x 49,152), for a
+    # relative error of at most 2^-24 |d| in a term that weighs e^d.
+    terms = (x - maximum.unsqueeze(1)).mul_(math.log2(math.e)).exp2_()
+    return maximum, _sum_rows(terms).log_()
 
 
 def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,9 +119,13 @@ def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         ids [R] int64 (0 in an invalid row) and valid [R] bool.
     """
-    maximum, ids = logits.max(-1)  # the first of equal maxima; NaN counts as the maximum
+    # A maximum alone is many times as fast as a maximum with its place, so the place is sought in one chunk only.
+    # Of equal maxima both steps take the first; NaN counts as the maximum.
+    chunks = _chunks(logits)
+    chunk = chunks.amax(-1).max(-1).indices
+    maximum, place = chunks[torch.arange(len(logits), device=logits.device), chunk].max(-1)
     valid = maximum.isfinite()
-    return ids.masked_fill(~valid, 0), valid
+    return (chunk * _CHUNK + place).masked_fill(~valid, 0), valid
 
 
 def ordered_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -126,30 +136,54 @@ def ordered_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: 0 <= k <= V.
 
     Returns:
-        values [R, k] float32, ids [R, k] int32.
+        values [R, k] float32, ids [R, k] int32. Which ids stand at -inf is not defined.
     """
     vocab = x.shape[1]
     if k == 0:
         return x.new_empty((len(x), 0)), x.new_empty((len(x), 0), dtype=torch.int32)
     if x.device.type != "cpu":
         return _top_k_by_key(x, k)  # no branch on data, so nothing waits for the device
-    # Float top-k is 7 times as fast as top-k on keys, but keeps any of the ids that tie at its end. So it fetches some
-    # more than k: ties that end among those are sorted by id, and only a row whose ties run past them is done by key.
-    # (Reading the values with numpy is free here: this branch is for host memory.)
+    if k * _CHUNK * 4 > vocab:
+        return _top_k_with_ties(x, k)
+    # Every member of the top k lies in one of the k best chunks by (maximum descending, chunk ascending): any other
+    # element is preceded by those k maxima. With the chunks in ascending order, places among their members are
+    # ordered as ids are, so the ties that are left go by place.
+    chunks = _chunks(x)
+    best_chunks = torch.from_numpy(np.sort(_top_k_with_ties(chunks.amax(-1), k)[1].numpy(), axis=-1)).long()
+    members = chunks.gather(1, best_chunks.unsqueeze(-1).expand(-1, -1, _CHUNK)).flatten(1)
+    values, places = _top_k_with_ties(members, k)
+    ids = best_chunks.gather(1, places.long() // _CHUNK) * _CHUNK + places % _CHUNK
+    return values, ids.clamp(max=vocab - 1).int()
+
+
+def _chunks(x: Tensor) -> Tensor:
+    """x [R, V] as [R, ceil(V / 128), 128], the last chunk filled up with -inf."""
+    missing = -x.shape[1] % _CHUNK
+    if missing:
+        x = torch.nn.functional.pad(x, (0, missing), value=-torch.inf)
+    return x.unflatten(1, (x.shape[1] // _CHUNK, _CHUNK))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _top_k_with_ties(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """ordered_top_k on the CPU, by torch's float top-k, which keeps any of the ids that tie at its end.
+
+    So it fetches some more than k: ties that end among those are sorted by id, and only a row whose ties run past them
+    takes keys, at 7 times the cost. (Reading the values with numpy is free here: this branch is for host memory.)
+    """
+    vocab = x.shape[1]
     width = min(k + _TIE_MARGIN, vocab)
-    values, ids = x.topk(width, sorted=True)
-    found = values.numpy()
-    cut = (found[:, k - 1] == found[:, -1]) & (found[:, -1] > -np.inf) if width < vocab else np.zeros(len(x), bool)
-    if (found[:, 1:] == found[:, :-1]).any():
-        ids, order = ids.sort(dim=-1)
-        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    values, ids = values[:, :k], ids[:, :k].int()
-    if cut.any():
-        rows = torch.from_numpy(cut.nonzero()[0])
-        by_key = _top_k_by_key(x.index_select(0, rows), k)
-        values, ids = values.index_copy(0, rows, by_key[0]), ids.index_copy(0, rows, by_key[1])
-    return values, ids
+    found = x.topk(width, sorted=True)
+    values, ids = found.values.numpy(), found.indices.numpy()
+    if (values[:, 1:] == values[:, :-1]).any():
+        rows = np.arange(len(values))[:, None]
+        order = np.lexsort((ids, -values), axis=-1)[:, :k]
+        cut = (values[:, k - 1] == values[:, -1]) & (values[:, -1] > -np.inf) if width < vocab else None
+        values, ids = values[rows, order], ids[rows, order]
+        if cut is not None and cut.any():
+            rows = cut.nonzero()[0]
+            by_key = _top_k_by_key(x.index_select(0, torch.from_numpy(rows)), k)
+            values[rows], ids[rows] = by_key[0].numpy(), by_key[1].numpy()
+    return torch.from_numpy(values[:, :k]), torch.from_numpy(ids[:, :k].astype(np.int32))
 
 
 def _top_k_by_key(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
