@@ -13,7 +13,7 @@ from torch import Tensor
 
 from neper.errors import InvalidRequestError
 from neper.ops import token_logprobs
-from neper.ops.reference import _top_k_by_key, ordered_top_k
+from neper.ops.reference import ordered_top_k
 
 VOCABS = [1, 2, 127, 128, 129, 4097, 49152]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -167,11 +167,24 @@ def test_a_list_longer_than_the_vocabulary_is_padded() -> None:
     assert got.top_logprobs[0, 2:].tolist() == [-math.inf, -math.inf]
 
 
+def test_without_ids_the_best_is_scored() -> None:
+    logits = (torch.randn(5, 6000, generator=torch.Generator().manual_seed(9)) * 2).bfloat16()
+    logits[3, [9, 4000]] = 100.0
+    logits[4, 5] = math.nan
+    best = torch.tensor([order(row)[0] for row in logits[:4]] + [0])
+    for k in (1, 20):
+        got, want = token_logprobs(logits, None, k), token_logprobs(logits, best, k)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        assert got.top_ids[:4, 0].tolist() == best[:4].tolist()
+
+
 def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(InvalidRequestError, match="one id per row"):
         token_logprobs(torch.zeros(2, 5), torch.tensor([1]))
     with pytest.raises(InvalidRequestError, match="top_k"):
         token_logprobs(torch.zeros(1, 5), torch.tensor([1]), -2)
+    with pytest.raises(InvalidRequestError, match="at least 1"):
+        token_logprobs(torch.zeros(1, 5), None)
     with pytest.raises(InvalidRequestError, match="float tensor"):
         token_logprobs(torch.zeros(1, 5, dtype=torch.long), torch.tensor([1]))
 
@@ -199,9 +212,19 @@ def test_properties(rows: list[list[float]], k: int) -> None:
     assert torch.allclose(whole.top_logprobs.double().exp().sum(-1), torch.ones(len(rows)).double(), atol=1e-6)
 
 
-def test_top_k_by_key_is_the_same_order_as_the_fast_path() -> None:
-    x = (torch.randn(5, 3000, generator=torch.Generator().manual_seed(8)) * 2).bfloat16().float()
-    for k in (1, 20, 100):
-        fast, slow = ordered_top_k(x, k), _top_k_by_key(x, k)
-        assert torch.equal(fast[0], slow[0])
-        assert torch.equal(fast[1], slow[1])
+def test_the_chunked_search_is_the_same_as_the_plain_one() -> None:
+    generator = torch.Generator().manual_seed(8)
+    for vocab in (20_000, 20_001, 20_479):
+        x = (torch.randn(4, vocab, generator=generator) * 2).bfloat16().float()
+        x[1, 5000:5100] = 50.0  # one chunk, then its neighbour, hold all the best
+        x[2] = -torch.inf
+        x[2, [7, 19_999]] = -1.0
+        x[3] = x[3].round()
+        for k in (1, 2, 20, 39):
+            values, ids = ordered_top_k(x, k)
+            for row in range(4):
+                want = order(x[row])[:k]
+                assert ids[row, : len(want)].tolist() == want
+                assert values[row, : len(want)].tolist() == x[row, want].tolist()
+                assert (values[row, len(want) :] == -torch.inf).all()
+                assert (ids[row] < vocab).all()

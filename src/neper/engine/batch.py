@@ -35,6 +35,17 @@ class SampleInputs:
     penalized: tuple[int, ...]
     scored: tuple[tuple[int, tuple[int, ...]], ...]
 
+    @property
+    def scored_rows(self) -> list[int]:
+        """All rows that want logprobs, in the order of `scored`."""
+        return [row for _, rows in self.scored for row in rows]
+
+    @property
+    def greedy_is_listed(self) -> bool:
+        """Every row takes the model's own best token and is scored: the reduction alone gives all of the step."""
+        edited = self.draws is not None or self.bias is not None or bool(self.penalized)
+        return not edited and len(self.scored_rows) == len(self.chunks)
+
 
 @dataclass(frozen=True)
 class PromptScoreInputs:

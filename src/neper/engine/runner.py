@@ -40,33 +40,42 @@ class ModelRunner:
     def _sample(self, hidden: Tensor, inputs: SampleInputs, packed: list[Tensor], segments: list[Segment]) -> None:
         # float32 once for sampling and scores: both read it so, and the CPU reduces bfloat16 at a fifth of the speed.
         logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows)).float()
-        penalties = None
-        if inputs.penalized:
-            penalties = self.penalties.gather(inputs.penalized, [inputs.chunks[row].seq for row in inputs.penalized])
-        token_ids, valid = sample(logits, penalties=penalties, bias=inputs.bias, draws=inputs.draws)
-        scored_rows = [row for _, rows in inputs.scored for row in rows]
-        plain_rows = sorted(set(range(len(inputs.chunks))) - set(scored_rows))
-        if plain_rows:
-            index = torch.tensor(plain_rows, device=logits.device)
-            packed.append(pack_tokens(token_ids[index], valid[index]))
-            segments.append(Segment(tuple(inputs.chunks[row] for row in plain_rows), len(plain_rows), None, False))
-        if not scored_rows:
-            return
         # One reduction for all rows that asked, at the largest k among them; a row's bits do not depend on k.
-        rows_tensor = None
+        scored_rows = inputs.scored_rows
+        index = None
         if scored_rows != list(range(len(inputs.chunks))):
-            rows_tensor = torch.tensor(scored_rows, device=logits.device)
-            token_ids, valid = token_ids[rows_tensor], valid[rows_tensor]
-        largest_k = max(top_k for top_k, _ in inputs.scored)
-        scores = token_logprobs(logits, token_ids, largest_k, rows=rows_tensor)
-        # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
-        scores = scores._replace(rank=scores.rank.masked_fill(~valid, 0))
+            index = torch.tensor(scored_rows, dtype=torch.int64, device=logits.device)
+        largest_k = max((top_k for top_k, _ in inputs.scored), default=0)
+        if inputs.greedy_is_listed:
+            scores = token_logprobs(logits, None, max(1, largest_k), rows=index)
+            token_ids = scores.top_ids[:, 0].clamp(min=0)
+        else:
+            token_ids, valid = self._choose(logits, inputs)
+            plain_rows = [row for row in range(len(inputs.chunks)) if row not in scored_rows]
+            if plain_rows:
+                plain = torch.tensor(plain_rows, device=logits.device)
+                packed.append(pack_tokens(token_ids[plain], valid[plain]))
+                segments.append(Segment(tuple(inputs.chunks[row] for row in plain_rows), len(plain_rows), None, False))
+            if not scored_rows:
+                return
+            if index is not None:
+                token_ids, valid = token_ids[index], valid[index]
+            scores = token_logprobs(logits, token_ids, largest_k, rows=index)
+            # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
+            scores = scores._replace(rank=scores.rank.masked_fill(~valid, 0))
         start = 0
         for top_k, rows in inputs.scored:
             part = slice(start, start + len(rows))
             packed.append(pack_scores(token_ids[part], scores.take(part), top_k))
             segments.append(Segment(tuple(inputs.chunks[row] for row in rows), len(rows), top_k, False))
             start += len(rows)
+
+    def _choose(self, logits: Tensor, inputs: SampleInputs) -> tuple[Tensor, Tensor]:
+        """Token ids [S] and their validity [S]."""
+        penalties = None
+        if inputs.penalized:
+            penalties = self.penalties.gather(inputs.penalized, [inputs.chunks[row].seq for row in inputs.penalized])
+        return sample(logits, penalties=penalties, bias=inputs.bias, draws=inputs.draws)
 
     def _score_prompt(
         self, hidden: Tensor, inputs: PromptScoreInputs, packed: list[Tensor], segments: list[Segment]

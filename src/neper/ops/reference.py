@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +23,6 @@ from neper.errors import InvalidRequestError
 _SUM_SEGMENT = 512
 # Ids are looked at in chunks of this many where that saves looking at most of them.
 _CHUNK = 128
-# bfloat16 logits tie often: at V = 49,152 some 60 % of rows tie across the 20th place, hardly any past the 63rd.
-_TIE_MARGIN = 43
 
 
 class TokenLogprobs(NamedTuple):
@@ -51,12 +48,15 @@ class TokenLogprobs(NamedTuple):
         return TokenLogprobs(*(field[rows] for field in self))
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, top_k: int = 0, *, rows: Tensor | None = None) -> TokenLogprobs:
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor | None, top_k: int = 0, *, rows: Tensor | None = None
+) -> TokenLogprobs:
     """Logprob and rank of one token per row, and the row's top k.
 
     Args:
         logits: [N, V] float32, bfloat16 or float16, any row stride.
-        token_ids: [R] int, the token of each row, 0 <= id < V.
+        token_ids: [R] int, the token of each row, 0 <= id < V. None = each row's best (the greedy token): it is the
+            first of the list, `top_ids[:, 0]`, and costs nothing beyond it. Needs top_k >= 1.
         top_k: alternatives to list, 0 <= top_k; more than V lists V. Ids at -inf are never listed.
         rows: [R] int, the rows of `logits` to score; None = all (R = N).
 
@@ -72,7 +72,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, top_k: int = 0, *, rows: T
         raise InvalidRequestError(f"top_k must be at least 0, got {top_k}", param="top_k")
     if rows is not None:
         logits = logits.index_select(0, rows.long())
-    if token_ids.shape != logits.shape[:1]:
+    if token_ids is None and top_k == 0:
+        raise InvalidRequestError("without token_ids top_k must be at least 1", param="top_k")
+    if token_ids is not None and token_ids.shape != logits.shape[:1]:
         raise InvalidRequestError(
             f"token_ids must hold one id per row: got {list(token_ids.shape)} for {logits.shape[0]} rows"
         )
@@ -86,9 +88,12 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, top_k: int = 0, *, rows: T
         )
     maximum, log_sum = row_normaliser(x)
     valid = maximum.isfinite()  # amax keeps NaN, so a finite maximum means: no NaN, no +inf, something above -inf
-    chosen = x.gather(1, token_ids.long().unsqueeze(1)).squeeze(1)
     values, ids = ordered_top_k(x, k)
-    rank = _rank(x, chosen, maximum, values)
+    if token_ids is None:
+        chosen, rank = maximum, torch.ones_like(maximum, dtype=torch.int32)
+    else:
+        chosen = x.gather(1, token_ids.long().unsqueeze(1)).squeeze(1)
+        rank = _rank(x, chosen, maximum, values)
     logprob = (chosen - maximum) - log_sum
     top_logprobs = (values - maximum.unsqueeze(1)) - log_sum.unsqueeze(1)
     listed = (values > -torch.inf) & valid.unsqueeze(1)
@@ -141,19 +146,18 @@ def ordered_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     vocab = x.shape[1]
     if k == 0:
         return x.new_empty((len(x), 0)), x.new_empty((len(x), 0), dtype=torch.int32)
-    if x.device.type != "cpu":
-        return _top_k_by_key(x, k)  # no branch on data, so nothing waits for the device
     if k * _CHUNK * 4 > vocab:
-        return _top_k_with_ties(x, k)
+        values, ids = _top_k_by_key(x, torch.arange(vocab, device=x.device), k)
+        return values, ids.int()
     # Every member of the top k lies in one of the k best chunks by (maximum descending, chunk ascending): any other
-    # element is preceded by those k maxima. With the chunks in ascending order, places among their members are
-    # ordered as ids are, so the ties that are left go by place.
+    # element is preceded by those k maxima.
     chunks = _chunks(x)
-    best_chunks = torch.from_numpy(np.sort(_top_k_with_ties(chunks.amax(-1), k)[1].numpy(), axis=-1)).long()
-    members = chunks.gather(1, best_chunks.unsqueeze(-1).expand(-1, -1, _CHUNK)).flatten(1)
-    values, places = _top_k_with_ties(members, k)
-    ids = best_chunks.gather(1, places.long() // _CHUNK) * _CHUNK + places % _CHUNK
-    return values, ids.clamp(max=vocab - 1).int()
+    _, best = _top_k_by_key(chunks.amax(-1), torch.arange(chunks.shape[1], device=x.device), k)
+    best = best.unsqueeze(-1)
+    members = chunks.gather(1, best.expand(-1, -1, _CHUNK)).flatten(1)
+    ids = (best * _CHUNK + torch.arange(_CHUNK, device=x.device)).flatten(1)
+    values, ids = _top_k_by_key(members, ids, k)
+    return values, ids.clamp_(max=vocab - 1).int()
 
 
 def _chunks(x: Tensor) -> Tensor:
@@ -164,38 +168,18 @@ def _chunks(x: Tensor) -> Tensor:
     return x.unflatten(1, (x.shape[1] // _CHUNK, _CHUNK))  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _top_k_with_ties(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """ordered_top_k on the CPU, by torch's float top-k, which keeps any of the ids that tie at its end.
+def _top_k_by_key(x: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of x [R, N] float32 by (value descending, id ascending), ids [R, N] or [N] int64 below 2^32.
 
-    So it fetches some more than k: ties that end among those are sorted by id, and only a row whose ties run past them
-    takes keys, at 7 times the cost. (Reading the values with numpy is free here: this branch is for host memory.)
+    One top-k over 64-bit keys: the float's bits made monotonic, then the inverted id. Returns values [R, k] float32 and
+    ids [R, k] int64.
     """
-    vocab = x.shape[1]
-    width = min(k + _TIE_MARGIN, vocab)
-    found = x.topk(width, sorted=True)
-    values, ids = found.values.numpy(), found.indices.numpy()
-    if (values[:, 1:] == values[:, :-1]).any():
-        rows = np.arange(len(values))[:, None]
-        order = np.lexsort((ids, -values), axis=-1)[:, :k]
-        cut = (values[:, k - 1] == values[:, -1]) & (values[:, -1] > -np.inf) if width < vocab else None
-        values, ids = values[rows, order], ids[rows, order]
-        if cut is not None and cut.any():
-            rows = cut.nonzero()[0]
-            by_key = _top_k_by_key(x.index_select(0, torch.from_numpy(rows)), k)
-            values[rows], ids[rows] = by_key[0].numpy(), by_key[1].numpy()
-    return torch.from_numpy(values[:, :k]), torch.from_numpy(ids[:, :k].astype(np.int32))
-
-
-def _top_k_by_key(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """ordered_top_k through one 64-bit key per element: the float's bits made monotonic, then the inverted id."""
-    vocab = x.shape[1]
     bits = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into +0.0: they are equal, so their ids decide
-    monotonic = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    inverted_ids = torch.arange(vocab - 1, -1, -1, device=x.device)
-    keys = (monotonic << 32) | inverted_ids
-    best = keys.topk(k, sorted=True).values
-    ids = (vocab - 1) - (best & 0xFFFFFFFF)
-    return x.gather(1, ids), ids.int()
+    monotonic = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    best = ((monotonic.long() << 32) | (0xFFFFFFFF - ids)).topk(k).values
+    high = (best >> 32).int()
+    values = (high ^ ((high >> 31) & 0x7FFFFFFF)).view(torch.float32)
+    return values, 0xFFFFFFFF - (best & 0xFFFFFFFF)
 
 
 def _sum_rows(terms: Tensor) -> Tensor:
