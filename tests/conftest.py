@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from neper.config import DEFAULT_MODEL
-from neper.models.registry import ModelSource, resolve
+from neper.models.source import ModelSource, resolve
 from tests.helpers.tiny import write_model
 
 # Tests run beside each other and beside their own servers; more threads than this make tiny models slower.

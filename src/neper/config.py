@@ -12,6 +12,7 @@ from typing import Any
 from neper.errors import StartupError
 
 DEFAULT_MODEL = "smollm2-135m"
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -62,3 +63,15 @@ class ServerConfig:
     request_timeout: float = _option(600.0, "Seconds after which a request is ended with an error.")
     drain_timeout: float = _option(30.0, "Seconds that running requests get to finish when the server is stopped.")
     log_level: str = _option("info", "debug, info, warning or error.")
+
+    def __post_init__(self) -> None:
+        if self.log_level not in LOG_LEVELS:
+            raise StartupError(
+                f"log_level must be {', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}, got {self.log_level!r}"
+            )
+        for name in ("max_body_bytes", "max_requests", "max_choices"):
+            if getattr(self, name) < 1:
+                raise StartupError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("request_timeout", "drain_timeout"):
+            if not getattr(self, name) >= 0:
+                raise StartupError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -118,8 +118,8 @@ def _device() -> list[Finding]:
     else:
         reason = "torch sees no CUDA device" if torch.version.cuda else "this torch is a build without CUDA"
         gpus = Finding("gpu", "none", reason + "; the CPU computes everything", "note")
-    device = settings._device(config.device)
-    dtype = settings._fast_dtype(device)
+    device = settings.choose_device(config.device)
+    dtype = settings.choose_dtype(device)
     if device.type == "cuda":
         reason = "GPUs are fast at it"
     elif dtype == torch.bfloat16:
@@ -154,7 +154,7 @@ def _backends(on_gpu: bool) -> list[Finding]:
 
 
 def _model() -> list[Finding]:
-    from neper.models.registry import default_cache_dir
+    from neper.models.cache import default_cache_dir
 
     cache = default_cache_dir()
     converted = sorted(path for path in cache.glob(f"{DEFAULT_MODEL}-*") if path.is_dir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -186,3 +187,6 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 JsonObject = dict[str, Any]
+
+Progress = Callable[[int, int, str], None]
+"""progress(done, total, what): called as work goes on; `done` reaches `total`."""

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from neper.cli import app
-from neper.models.registry import ModelSource
+from neper.models.source import ModelSource
 from neper.terminal import PLAIN_HEADER
 
 

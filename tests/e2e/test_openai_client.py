@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from neper.models.registry import ModelSource
+from neper.models.source import ModelSource
 from tests.cli.serving import ServerProcess
 
 pytestmark = pytest.mark.model

@@ -19,7 +19,7 @@ from neper.config import EngineConfig
 from neper.engine.client import EngineClient
 from neper.engine.interface import Engine
 from neper.errors import EngineDeadError, OverloadedError, StartupError
-from neper.models.registry import resolve
+from neper.models.source import resolve
 from neper.types import FinishReason, Request, SamplingParams, TokenChunk
 from tests.helpers.engine import make_core, prompts, request, run
 
@@ -182,7 +182,7 @@ import asyncio, sys
 from pathlib import Path
 from neper.config import EngineConfig
 from neper.engine.client import EngineClient
-from neper.models.registry import resolve
+from neper.models.source import resolve
 
 async def main():
     client = EngineClient(EngineConfig(model={str(directory)!r}, dtype="float32"), resolve({str(directory)!r}))

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from neper import LLM
-from neper.models.registry import ModelSource
+from neper.models.source import ModelSource
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from neper.config import EngineConfig
 from neper.engine.core import EngineCore
-from neper.models.registry import resolve
+from neper.models.source import resolve
 from neper.types import FinishReason, LogprobParams, PackedRows, Request, SamplingParams, TokenChunk
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)

@@ -9,7 +9,8 @@ import torch
 
 from neper.config import DEFAULT_MODEL
 from neper.models.decoder import Decoder
-from neper.models.registry import ModelSource, load, resolve
+from neper.models.registry import load
+from neper.models.source import ModelSource, resolve
 from tests.helpers.tiny import write_model
 
 

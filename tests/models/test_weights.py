@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM
 
 from neper.errors import ModelLoadError
 from neper.models.decoder import Decoder
-from neper.models.registry import load, resolve
+from neper.models.registry import load
+from neper.models.source import resolve
 from tests.helpers.tiny import write_model
 from tests.models.steps import logprobs
 
@@ -61,9 +62,10 @@ def test_wrong_shapes_are_named(directory: Path) -> None:
         _load(directory)
 
 
-def test_quantised_weights_are_refused(directory: Path) -> None:
-    _edit(directory, **{Q0: torch.zeros(64, 64, dtype=torch.int8)})
-    with pytest.raises(ModelLoadError, match=rf"{Q0} has dtype I8"):
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(directory: Path, dtype: torch.dtype) -> None:
+    _edit(directory, **{Q0: torch.zeros(64, 64).to(dtype)})
+    with pytest.raises(ModelLoadError, match=rf"{Q0} has dtype (I8|F8_E4M3): quantised"):
         _load(directory)
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import zmq
@@ -33,12 +33,10 @@ from neper.engine.messages import (
     encode,
 )
 from neper.errors import EngineDeadError, OverloadedError, StartupError
-from neper.models.registry import ModelSource
-from neper.types import Request, TokenChunk
+from neper.models.source import ModelSource
+from neper.types import Progress, Request, TokenChunk
 
 logger = logging.getLogger("neper.engine")
-
-Progress = Callable[[int, int, str], None]
 
 _FIRST_BACKOFF = 1.0
 _LONGEST_BACKOFF = 30.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 
@@ -20,8 +19,8 @@ from neper.engine.scheduler import ScheduledChunk, Scheduler
 from neper.engine.sequence import Sequence
 from neper.models import registry
 from neper.models.kv_cache import KVCache
-from neper.models.registry import ModelSource
-from neper.types import FinishReason, PackedRows, Request, TokenChunk
+from neper.models.source import ModelSource
+from neper.types import FinishReason, PackedRows, Progress, Request, TokenChunk
 
 logger = logging.getLogger("neper.engine")
 
@@ -42,9 +41,7 @@ class EngineCore:
     request with finish_reason ERROR and no other.
     """
 
-    def __init__(
-        self, config: EngineConfig, source: ModelSource, progress: Callable[[int, int, str], None] | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, source: ModelSource, progress: Progress | None = None) -> None:
         self.settings = settings.resolve(config, source)
         if self.settings.device.type == "cpu":
             torch.set_num_threads(self.settings.num_threads)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from neper.config import DEFAULT_MODEL, EngineConfig
 from neper.engine.core import EngineCore
 from neper.errors import ContextLengthError, EngineError, InvalidRequestError
-from neper.models import registry
+from neper.models import source
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
 from neper.types import (
@@ -19,6 +19,7 @@ from neper.types import (
     JsonObject,
     LogprobParams,
     PackedRows,
+    Progress,
     Request,
     SamplingParams,
     TokenChunk,
@@ -156,10 +157,10 @@ class LLM:
         self,
         model: str = DEFAULT_MODEL,
         *,
-        progress: Callable[[int, int, str], None] | None = None,
+        progress: Progress | None = None,
         **config: Any,
     ) -> None:
-        self.source = registry.resolve(model, progress=progress)
+        self.source = source.resolve(model, progress=progress)
         self.tokenizer = Tokenizer.from_directory(self.source.path)
         self.core = EngineCore(EngineConfig(model=model, **config), self.source, progress)
         self._numbers = itertools.count()

@@ -30,7 +30,7 @@ from neper.engine.messages import (
     encode,
 )
 from neper.errors import StartupError
-from neper.models import registry
+from neper.models import source
 
 logger = logging.getLogger("neper.engine")
 
@@ -62,8 +62,8 @@ class EngineProcess:
             level=start.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
         try:
-            source = registry.resolve(start.config.model)
-            core = EngineCore(start.config, source, lambda *progress: self._send(Loading(*progress)))
+            model = source.resolve(start.config.model)
+            core = EngineCore(start.config, model, lambda *progress: self._send(Loading(*progress)))
         except StartupError as error:
             self._send(StartFailed(error.message))
             return 1

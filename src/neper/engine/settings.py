@@ -12,7 +12,7 @@ import torch
 from neper.config import EngineConfig
 from neper.errors import StartupError
 from neper.models.kv_cache import KVCache
-from neper.models.registry import ModelSource
+from neper.models.source import ModelSource
 
 logger = logging.getLogger("neper.engine")
 
@@ -42,8 +42,8 @@ def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
     Raises:
         StartupError: a setting that the machine or the model cannot meet; the message names it and what to change.
     """
-    device = _device(config.device)
-    dtype = getattr(torch, config.dtype) if config.dtype else _fast_dtype(device)
+    device = choose_device(config.device)
+    dtype = getattr(torch, config.dtype) if config.dtype else choose_dtype(device)
     model_limit = source.config.max_position_embeddings
     max_model_len = config.max_model_len or model_limit
     if max_model_len > model_limit:
@@ -103,6 +103,28 @@ def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
     return settings
 
 
+def choose_device(name: str | None) -> torch.device:
+    """The device by that name, or the best there is; StartupError where it is not known or not there."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise StartupError(f"device {name!r} is not known; use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise StartupError(f"device {name!r} is not supported; use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise StartupError("device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+    return device
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it natively, else float32."""
+    if device.type == "cuda" or has_fast_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
 def has_fast_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 natively (AVX512-BF16 or AMX)."""
     try:
@@ -124,23 +146,3 @@ def available_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, ValueError, OSError):
         return 4 * 2**30
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise StartupError(f"device {name!r} is not known; use cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise StartupError(f"device {name!r} is not supported; use cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise StartupError("device cuda was asked for, but torch sees no CUDA device; use --device cpu")
-    return device
-
-
-def _fast_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda" or has_fast_bfloat16():
-        return torch.bfloat16
-    return torch.float32

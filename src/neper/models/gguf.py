@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,12 +18,10 @@ from gguf import quants
 from torch import Tensor
 
 from neper.errors import ModelLoadError
+from neper.models import cache
 from neper.models.gguf_metadata import Metadata, hf_config, open_gguf
 from neper.models.gguf_tokenizer import write_tokenizer
-from neper.models.weights import Progress
-
-CONVERTER_VERSION = 1
-"""Part of the cache key: raise it when converted directories change."""
+from neper.types import Progress
 
 _STALE_SECONDS = 3600.0
 
@@ -48,19 +45,6 @@ _LAYER_NAMES = {
 }
 
 
-def cached(cache_dir: Path, key: str) -> Path | None:
-    """The finished conversion `key` in `cache_dir`, if there is one."""
-    directory = cache_dir / f"{key}-v{CONVERTER_VERSION}"
-    return directory if (directory / "config.json").is_file() else None
-
-
-def file_key(path: Path) -> str:
-    """A cache key for the file as it is now: its name, and a hash of path, size and time of change."""
-    status = path.stat()
-    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-    return f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-
-
 def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Progress | None = None) -> Path:
     """The directory that `path` converts to, made now unless the cache has it.
 
@@ -81,11 +65,11 @@ def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Pr
     """
     if not path.is_file():
         raise ModelLoadError(f"there is no file {path}")
-    key = key or file_key(path)
-    finished = cached(cache_dir, key)
+    key = key or cache.file_key(path)
+    finished = cache.cached(cache_dir, key)
     if finished is not None:
         return finished
-    final = cache_dir / f"{key}-v{CONVERTER_VERSION}"
+    final = cache.directory(cache_dir, key)
     reader, metadata = open_gguf(path)
     work: Path | None = None
     try:

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from neper.errors import ModelLoadError
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,6 @@ class ModelConfig:
         qkv_bias, o_bias, mlp_bias: whether these linear layers have a bias.
         qk_norm: RMSNorm over the head dimension of queries and keys, before the rotary embedding.
         sliding_windows: for each layer the number of tokens that a token sees, itself included; None = all.
-        dtype: what the weights were saved in.
     """
 
     model_type: str
@@ -81,7 +76,6 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     max_position_embeddings: int
-    dtype: torch.dtype
 
     @staticmethod
     def from_directory(directory: Path) -> ModelConfig:
@@ -142,7 +136,6 @@ class ModelConfig:
             qk_norm=family.qk_norm,
             sliding_windows=_sliding_windows(values, family, num_layers),
             max_position_embeddings=max_position_embeddings,
-            dtype=_dtype(values),
         )
 
 
@@ -168,13 +161,6 @@ def _positive(values: Mapping[str, Any], key: str, default: int | None = None) -
     if not isinstance(value, int) or value < 1:
         raise ModelLoadError(f"config.json: {key} must be a positive integer, got {value!r}")
     return value
-
-
-def _dtype(values: Mapping[str, Any]) -> torch.dtype:
-    name = values.get("dtype") or values.get("torch_dtype") or "float32"
-    if name not in _DTYPES:
-        raise ModelLoadError(f"dtype {name!r} is not supported; supported are {', '.join(_DTYPES)}")
-    return _DTYPES[name]
 
 
 def _rope(values: Mapping[str, Any], max_position_embeddings: int) -> tuple[float, RopeScaling | None]:

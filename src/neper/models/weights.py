@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,7 @@ from safetensors import SafetensorError, safe_open
 from neper.errors import ModelLoadError
 from neper.models.decoder import Decoder
 from neper.models.model_config import read_json
-
-Progress = Callable[[int, int, str], None]
-"""progress(done, total, what): called as work goes on; `done` reaches `total`."""
+from neper.types import Progress
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -25,7 +25,7 @@ from neper.errors import StartupError
 from neper.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from neper.models.registry import ModelSource
+    from neper.models.source import ModelSource
     from neper.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     # Before all that takes time: a port that is taken is said at once.
     sock = bind(server_config.host, server_config.port)
     with contextlib.closing(sock):
-        from neper.models.registry import resolve
+        from neper.models.source import resolve
 
         if server_config.api_key is None and not is_loopback(sock.getsockname()[0]):
             logger.warning(
@@ -55,8 +55,6 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 def configure_logging(level: str) -> None:
     """Our log to stderr. uvicorn's own is heard from warnings on, and everything, each request too, at debug."""
-    if level not in ("debug", "info", "warning", "error"):
-        raise StartupError(f"log_level must be debug, info, warning or error, got {level!r}")
     uvicorn_level = "DEBUG" if level == "debug" else "WARNING"
     logging.config.dictConfig(
         {
