@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from neper.config import EngineConfig
-from neper.engine.client import EngineClient
+from neper.engine.client import EngineClient, _Connection
 from neper.engine.interface import Engine
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import resolve
@@ -163,6 +163,60 @@ def test_close_ends_the_process_and_open_streams(directory: Path) -> None:
     go(test())
 
 
+def test_closing_a_stream_wakes_the_task_that_waits_for_it(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            stream = client.submit(request("0", prompts(1, 20)[0], LONG))
+
+            async def read() -> None:
+                async for _ in stream:
+                    pass
+
+            reader = asyncio.create_task(read())
+            await asyncio.sleep(0.05)
+            stream.close()
+            await asyncio.wait_for(reader, 10)
+
+    go(test())
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            [text] = prompts(1, 20)
+            with pytest.raises(OverflowError):
+                client.submit(request("0", text, SamplingParams(seed=2**70)))
+            first = asyncio.create_task(collect(client, request("0", text)))
+            await asyncio.sleep(0)
+            with pytest.raises(ValueError, match="in use"):
+                client.submit(request("0", text))
+            assert (await first)[-1].finish_reason is FinishReason.LENGTH
+
+    go(test())
+
+
+def test_it_starts_again_after_a_start_that_could_not_even_begin(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neper.engine.client._FIRST_BACKOFF", 0.05)
+    open_connection, opened = _Connection.open, 0
+
+    async def fail_once(connection: _Connection) -> None:
+        nonlocal opened
+        opened += 1
+        if opened == 1:
+            raise OSError("too many open files")
+        await open_connection(connection)
+
+    async def test() -> None:
+        async with engine(directory) as client:
+            monkeypatch.setattr(_Connection, "open", fail_once)
+            os.kill(pid_of(client), signal.SIGKILL)
+            await until(lambda: opened == 2 and client.alive)
+
+    go(test())
+
+
 def test_settings_that_do_not_fit_are_start_up_errors(directory: Path) -> None:
     async def start(**config: Any) -> None:
         async with engine(directory, **config):
@@ -176,18 +230,23 @@ def test_settings_that_do_not_fit_are_start_up_errors(directory: Path) -> None:
         go(start(device="cuda:7"))
 
 
-def test_the_engine_ends_when_its_parent_is_killed(directory: Path) -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_engine_ends_when_its_parent_is_killed(directory: Path, ready: bool) -> None:
     script = f"""
-import asyncio, sys
-from pathlib import Path
+import asyncio
 from neper.config import EngineConfig
-from neper.engine.client import EngineClient
+from neper.engine.client import EngineClient, _Connection
 from neper.models.source import resolve
 
 async def main():
     client = EngineClient(EngineConfig(model={str(directory)!r}, dtype="float32"), resolve({str(directory)!r}))
-    await client.start()
-    print(client._connection._process.pid, flush=True)
+    if {ready}:
+        await client.start()
+        connection = client._connection
+    else:  # killed before the child has got through its imports
+        connection = _Connection()
+        await connection.open()
+    print(connection._process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

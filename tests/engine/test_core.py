@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from neper.engine.core import EngineCore
+from neper.engine.sequence import Sequence
 from neper.types import FinishReason, SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 
@@ -143,6 +145,18 @@ def test_bias_and_penalties_change_the_choice_but_not_raw_logprobs(core: EngineC
         counts[token] += 1
 
 
+def test_bias_and_bans_are_made_once_and_not_at_every_step() -> None:
+    sampling = SamplingParams(min_tokens=1, logit_bias={5: 2.0, 7: -1.0}, stop_token_ids=(9,))
+    seq = Sequence(request("a", [1, 2], sampling, eos=(4,)), 100)
+    early = seq.logit_edits
+    assert seq.logit_edits is early
+    assert (early.ids.tolist(), early.values.tolist()) == ([5, 7, 4, 9], [2.0, -1.0, -np.inf, -np.inf])
+    seq.append(3)
+    late = seq.logit_edits
+    assert seq.logit_edits is late
+    assert (late.ids.tolist(), late.values.tolist()) == ([5, 7], [2.0, -1.0])
+
+
 def test_penalty_tables_follow_a_sequence_through_other_slots(llama: Path) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=20, presence_penalty=2.0, repetition_penalty=1.3)
     texts = prompts(5, 24)
@@ -218,6 +232,18 @@ def test_abort_at_every_stage_leaves_nothing(llama: Path) -> None:
         request("x", [5], prompt_top_k=-1),
         request("x", [5], SamplingParams(logit_bias={400: 1.0})),
         request("x", [5], SamplingParams(stop_token_ids=(384,))),
+        request("x", [5], prompt_top_k=1, prompt_start=0),
+        request("x", [5], SamplingParams(max_tokens=-1)),
+        request("x", [5], SamplingParams(min_tokens=-1)),
+        request("x", [5], SamplingParams(temperature=-0.5)),
+        request("x", [5], SamplingParams(temperature=math.nan)),
+        request("x", [5], SamplingParams(top_p=0.0)),
+        request("x", [5], SamplingParams(top_k=-2)),
+        request("x", [5], SamplingParams(min_p=1.5)),
+        request("x", [5], SamplingParams(presence_penalty=math.inf)),
+        request("x", [5], SamplingParams(frequency_penalty=math.nan)),
+        request("x", [5], SamplingParams(repetition_penalty=0.0)),
+        request("x", [5], SamplingParams(logit_bias={3: math.nan})),
     ],
     ids=str,
 )
@@ -241,11 +267,36 @@ def test_a_request_id_in_use_is_refused(core: EngineCore) -> None:
     assert not core.has_work
 
 
+def test_an_end_token_beyond_the_vocabulary_needs_no_ban(core: EngineCore) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=4, min_tokens=2)
+    result = run(core, [request("a", prompts(1, 10)[0], sampling, eos=(2, 999, -1))])["a"]
+    assert len(result.token_ids) >= 2
+    assert result.finish_reason is not FinishReason.ERROR
+
+
+def test_an_aborted_request_is_not_heard_of_even_when_its_answer_was_ready(core: EngineCore) -> None:
+    core.add(request("bad", []))
+    core.abort("bad")
+    assert not core.has_work
+    assert core.step() == []
+
+
+def test_cached_tokens_of_aborted_requests_are_counted(llama: Path) -> None:
+    core = make_core(llama)
+    [text] = prompts(1, 40)
+    run(core, [request("a", text)])
+    core.add(request("b", text))
+    core.step()
+    core.abort("b")
+    assert core.stats().cached_tokens == 32
+
+
 def test_a_step_that_raises_can_be_cleaned_up(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = prompts(2, 10)
     want = run(core, [request("n", texts[0])])["n"].token_ids
     core.add(request("a", texts[0]))
     core.add(request("b", texts[1]))
+    core.add(request("c", []))  # answered already
 
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -255,6 +306,10 @@ def test_a_step_that_raises_can_be_cleaned_up(core: EngineCore, monkeypatch: pyt
         with pytest.raises(RuntimeError):
             core.step()
     chunks = core.fail_all("it broke")
-    assert {chunk.request_id: chunk.error for chunk in chunks} == {"a": "it broke", "b": "it broke"}
+    assert {chunk.request_id: chunk.error for chunk in chunks} == {
+        "a": "it broke",
+        "b": "it broke",
+        "c": "the prompt is empty",
+    }
     core.check()
     assert run(core, [request("n", texts[0])])["n"].token_ids == want

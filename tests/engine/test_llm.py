@@ -88,6 +88,17 @@ def test_a_stream_that_is_closed_leaves_nothing(llm: LLM) -> None:
     llm.core.check()
 
 
+def test_a_call_beside_an_open_stream_is_refused_and_harms_it_not(llm: LLM) -> None:
+    stream = llm.stream_chat([{"role": "user", "content": "Hi"}], SamplingParams(temperature=0, max_tokens=5))
+    tokens = next(stream).tokens
+    with pytest.raises(InvalidRequestError, match="still open"):
+        llm.generate("a", GREEDY)
+    for delta in stream:
+        tokens += delta.tokens
+    assert len(tokens) == 5
+    assert len(llm.generate("a", GREEDY)[0].token_ids) == 12
+
+
 def test_bad_input_computes_nothing(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         llm.generate([[5, 384]])
@@ -97,6 +108,10 @@ def test_bad_input_computes_nothing(llm: LLM) -> None:
         llm.generate([[5] * 512])
     with pytest.raises(InvalidRequestError, match="alternatives"):
         llm.generate("a", GREEDY, LogprobParams(top_k=21))
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        llm.generate("a", SamplingParams(max_tokens=-1))
+    with pytest.raises(InvalidRequestError, match="0 entries for 1"):
+        llm.generate("a", [])
     with pytest.raises(InvalidRequestError, match="2 entries for 1"):
         llm.generate("a", [GREEDY, GREEDY])
     assert not llm.core.has_work

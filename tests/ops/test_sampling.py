@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -90,6 +91,50 @@ def test_a_draw_does_not_depend_on_company_or_on_filters_that_keep_everything() 
         assert alone.item() == together[r].item()
         filtered, _ = sample(logits[r : r + 1], draws=draws(1, 5000, seeds=[9 - r], position=3, min_p=1e-30))
         assert filtered.item() == together[r].item()
+
+
+@pytest.mark.parametrize(("offset", "temperature"), [(1e7, 1.0), (100.0, 1.1e-5), (-3e38, 1.0)])
+@pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.0), (0.9, 0.0), (1.0, 1e-9)])
+def test_neither_offset_nor_low_temperature_changes_the_distribution(
+    offset: float, temperature: float, top_p: float, min_p: float
+) -> None:
+    count = 20_000
+    step = float(np.spacing(np.float32(abs(offset)))) if temperature < 1 else 1.0
+    row = torch.tensor([offset, offset - step, offset - 2 * step, offset - 3 * step])
+    gap = (row.double() - row[0].double()).div(temperature)
+    want = kept(gap, temperature=1.0, top_k=4, top_p=top_p, min_p=min_p)
+    ids, valid = sample(row.expand(count, -1), draws=draws(count, 4, temperature=temperature, top_p=top_p, min_p=min_p))
+    assert valid.all()
+    for i, n in enumerate(np.bincount(ids.numpy(), minlength=4)):
+        p = want.get(i, 0.0)
+        assert abs(n / count - p) < 5 * math.sqrt(p * (1 - p) / count) + 1e-4, (i, p, n / count)
+
+
+def test_logits_that_overflow_when_tempered_keep_their_order() -> None:
+    for row in ([3e38, 3.3e38, 1.0], [-3e38, -2.9e38, -3.3e38]):
+        for top_p in (1.0, 0.9):
+            ids, _ = sample(torch.tensor([row]), draws=draws(1, 3, temperature=0.5, top_p=top_p))
+            assert ids.tolist() == [1]
+
+
+def test_top_k_goes_by_the_logits_even_where_tempering_merges_them() -> None:
+    low = torch.arange(1.9, 1.901, 2**-23, dtype=torch.float32)
+    rows = torch.stack([low, low.nextafter(torch.tensor(2.0))], 1)
+    assert (rows[:, 0] / 1.05 == rows[:, 1] / 1.05).any()
+    ids, _ = sample(rows, draws=draws(len(rows), 2, temperature=1.05, top_k=1))
+    assert (ids == 1).all()
+    close = torch.tensor([30.0, 1.0, 1.0 + 2**-23, -50.0])  # 30 below the best, ids 1 and 2 are equal
+    ids, _ = sample(close.expand(4000, -1), draws=draws(4000, 4, temperature=20.0, top_k=2))
+    assert set(ids.tolist()) == {0, 2}
+
+
+def test_filters_of_other_rows_change_no_draw() -> None:
+    generator = torch.Generator().manual_seed(6)
+    for vocab, temperature in ((5000, 1.1e-5), (5000, 1.0), (1500, 2.0)):
+        logits = torch.randn(8, vocab, generator=generator) * 20
+        plain = draws(8, vocab, temperature=temperature)
+        mixed = dataclasses.replace(plain, top_p=torch.tensor([0.5] + [1.0] * 7), filtered=True)
+        assert torch.equal(sample(logits, draws=plain)[0][1:], sample(logits, draws=mixed)[0][1:])
 
 
 def test_position_and_seed_change_the_noise() -> None:

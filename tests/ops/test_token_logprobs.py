@@ -129,7 +129,7 @@ def test_an_invalid_row_is_flagged_and_changes_no_neighbour(poison: float, place
     assert not got.top_logprobs.isnan().any()
 
 
-@pytest.mark.parametrize("vocab", [129, 8193, 49152])
+@pytest.mark.parametrize("vocab", [3, 129, 1000, 8193, 49152, 50257])
 def test_a_rows_bits_do_not_depend_on_k_count_index_or_company(vocab: int) -> None:
     logits = torch.randn(11, vocab, generator=torch.Generator().manual_seed(5)) * 3
     ids = torch.randint(vocab, (11,), generator=torch.Generator().manual_seed(6))
@@ -146,6 +146,34 @@ def test_a_rows_bits_do_not_depend_on_k_count_index_or_company(vocab: int) -> No
                 assert torch.equal(got.rank, want.rank[index])
                 assert torch.equal(got.top_ids[:, :shared], want.top_ids[index, :shared])
                 assert torch.equal(got.top_logprobs[:, :shared], want.top_logprobs[index, :shared])
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(65, 3), (33, 1000), (9, 50257), (9, 49152)])
+def test_a_rows_bits_depend_neither_on_threads_nor_on_where_their_shares_end(rows: int, vocab: int) -> None:
+    """torch cuts an elementwise op into equal shares; the last elements of a share must come out as all others do."""
+    generator = torch.Generator().manual_seed(5)
+    threads = 7
+    share = -(-rows * vocab // threads)
+    before = torch.get_num_threads()
+    try:
+        for _ in range(8):
+            # Two ids hold a row's mass, one of them at the end of the row or of a share: its last bit shows.
+            logits = torch.full((rows, vocab), -200.0)
+            logits[:, 0] = 0.0
+            logits[:, -1] = -torch.rand(rows, generator=generator)
+            ends = torch.arange(1, threads) * share - 1
+            logits.view(-1)[ends] = -torch.rand(threads - 1, generator=generator)
+            ids = torch.zeros(rows, dtype=torch.long)
+            torch.set_num_threads(1)
+            want = token_logprobs(logits, ids, 2)
+            alone = [token_logprobs(logits[r : r + 1], ids[:1], 2) for r in range(rows)]
+            torch.set_num_threads(threads)
+            got = token_logprobs(logits, ids, 2)
+            for one, all_at_once, threaded in zip(zip(*alone, strict=True), want, got, strict=True):
+                assert torch.equal(torch.cat(one), all_at_once)
+                assert torch.equal(threaded, all_at_once)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_strided_rows() -> None:

@@ -40,8 +40,10 @@ CORPUS = [
 ]
 
 
-def byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer(normalizer: tokenizers.normalizers.Normalizer | None = None) -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE())
+    if normalizer is not None:
+        backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -9,13 +9,13 @@ import jsonschema
 import pytest
 import tokenizers
 from openai.types import Completion
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from neper.config import ServerConfig
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.scripted_engine import scores, top
-from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client, running
+from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running
 
 PATH = "/v1/completions"
 ARRAYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -296,6 +296,16 @@ def sentencepiece_tokenizer() -> Tokenizer:
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
     template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
     return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"}, template)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_is_spelled_by_its_tokens_where_the_tokenizer_normalises(stream: bool) -> None:
+    with running(byte_level_tokenizer(normalizers.NFC()), ServerConfig()) as client:
+        client.say("!")
+        body = {"prompt": "cafe\u0301 x", "echo": True, "logprobs": 0}
+        shown = fold(client.events(PATH, **body)) if stream else whole(client.complete(**body))
+        assert shown["text"] == "caf\u00e9 x!"
+        assert shown["text_offset"][-2:] == [6, 7]
 
 
 def test_a_tokenizer_that_adds_bos_and_a_space() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from neper.server.entries import Entries, LegacyArrays
 from neper.server.score_texts import read_scores
-from neper.text.detokenizer import Detokenizer
+from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
 from neper.types import PackedRows
 from tests.server.conftest import END
@@ -120,6 +121,24 @@ def test_legacy_arrays_join(tokenizer: Tokenizer) -> None:
     assert LegacyArrays.join([first, second], 3) == whole
     assert json.loads(LegacyArrays.join([], 3).json())["top_logprobs"] == []
     assert json.loads(LegacyArrays.join([], 0).json())["top_logprobs"] is None
+
+
+def test_a_legacy_token_is_a_key_of_its_own_dict(tokenizer: Tokenizer) -> None:
+    word = next(i for i in range(330) if re.fullmatch(" [a-z]+", tokenizer.token_text(i)))
+    [space], [other] = tokenizer.encode(" "), tokenizer.encode("H")
+    rows = PackedRows.pack([word], [-1.0], [1], [[word, other, space]], [[-1.0, -2.0, -3.0]])
+    # A stop string left only the space, which is another token's text as well.
+    cut = [TextToken(0, " ", b" ", b"", True)]
+    arrays = json.loads(Entries(tokenizer).legacy(cut, [word], read_scores(rows), 3, offset=0).json())
+    assert arrays["tokens"] == [" "]
+    assert arrays["top_logprobs"] == [{" ": -1.0, "H": -2.0}]
+    # A stop token is in no text, and this one is no whole character.
+    part = next(i for i in range(330) if tokenizer.token_bytes(i) == b"\xf0")
+    rows = PackedRows.pack([part], [-1.0], [1], [[part, other]], [[-1.0, -2.0]])
+    hidden = [TextToken(0, "", b"\xf0", b"", False)]
+    arrays = json.loads(Entries(tokenizer).legacy(hidden, [part], read_scores(rows), 2, offset=0).json())
+    assert arrays["tokens"] == ["bytes:\\xf0"]
+    assert arrays["top_logprobs"] == [{"bytes:\\xf0": -1.0, "H": -2.0}]
 
 
 def test_prompt_entries(tokenizer: Tokenizer) -> None:

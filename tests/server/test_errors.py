@@ -39,15 +39,15 @@ WRONG_ANYWHERE: list[tuple[str, Any]] = [
     *[("temperature", value) for value in (-0.1, 2.1)],
     *[("top_p", value) for value in (0, 1.1, -1)],
     *[("min_p", value) for value in (-0.1, 1.1)],
-    *[("top_k", value) for value in (-2, 1.0, "5", True)],
+    *[("top_k", value) for value in (-2, 1.0, "5", True, 2**64)],
     *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1)],
     *[("repetition_penalty", value) for value in (0, -1, 1e9)],
     *[("n", value) for value in (0, -1, 1.0, "2", True, 17, 10**30)],
     *[("seed", value) for value in (1.0, "5", True, 2**63, -(2**63) - 1)],
     *[("max_tokens", value) for value in (-1, 1.0, "5", True)],
-    *[("min_tokens", value) for value in (-1, 1.0, "5", True)],
+    *[("min_tokens", value) for value in (-1, 1.0, "5", True, 129, 2**64)],
     *[("stop", value) for value in ("", [""], ["a", ""], 5, [5], ["x"] * 17, "x" * 1001)],
-    *[("stop_token_ids", value) for value in (5, [-1], [VOCAB_SIZE], ["5"], [1.0], [True], [2**40])],
+    *[("stop_token_ids", value) for value in (5, [-1], [10**30], [VOCAB_SIZE], ["5"], [1.0], [True], [2**40])],
     *[
         ("logit_bias", value)
         for value in ({"x": 1}, {"-1": 1}, {str(VOCAB_SIZE): 1}, {"5": 101}, {"5": -101}, {"5": "1"})
@@ -56,6 +56,7 @@ WRONG_ANYWHERE: list[tuple[str, Any]] = [
         ("logit_bias", value)
         for value in ([], {"5": True}, {"5": "1"}, {"1.0": 1}, {"9" * 30: 1}, {"": 1}, {"²": 1}, {"05": 1})
     ],
+    *[(name, 10**30) for name in ("prompt_logprobs", "logprobs", "n", "seed", "temperature", "presence_penalty")],
     *[("stream", value) for value in (1, "true", 0)],
     *[("stream_options", value) for value in ({"include_usage": True}, 5, {"other": 1})],
     *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0, "5")],

@@ -254,3 +254,31 @@ def test_stopping_ends_what_does_not_end(tokenizer: Tokenizer) -> None:
             response.read()
             assert "the server was stopped" in response.text
         assert client.engine.streams[0].closed
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body"),
+    [
+        ("/v1/chat/completions", "apply_chat_template", {"messages": [{"role": "user", "content": ""}] * 1000}),
+        ("/v1/chat/completions", "apply_chat_template", {"messages": [{"role": "user", "content": "x" * 20_000}]}),
+        ("/v1/completions", "encode", {"prompt": "x" * 20_000}),
+        ("/tokenize", "encode", {"prompt": "x" * 20_000}),
+        ("/detokenize", "decode_bytes", {"tokens": [5] * 20_000}),
+    ],
+    ids=str,
+)
+def test_long_work_on_texts_does_not_hold_up_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str, method: str, body: dict[str, Any]
+) -> None:
+    threads = []
+    plain = getattr(Tokenizer, method)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.get_ident())
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, method, noted)
+    loop_thread = client.server.call(threading.get_ident)
+    client.post(path, **body)
+    assert threads
+    assert loop_thread not in threads

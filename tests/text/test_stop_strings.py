@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,3 +48,16 @@ def test_time_is_linear_in_a_text_that_almost_matches() -> None:
         assert matcher.feed("a") is None
     assert matcher.partial == 20_000
     assert matcher.feed("b") == Match("a" * 20_000 + "b", 0)
+
+
+def test_searches_of_the_same_strings_share_the_automaton_and_not_their_places() -> None:
+    stops = [chr(ord("a") + i) * 1000 + "!" for i in range(16)]
+    begun = time.process_time()
+    first = StopMatcher(stops)
+    one = time.process_time() - begun
+    others = [StopMatcher(stops) for _ in range(127)]
+    assert time.process_time() - begun < 10 * one
+    first.feed("a" * 1000)
+    assert (first.partial, others[0].partial) == (1000, 0)
+    assert others[0].feed("!") is None
+    assert first.feed("!") == Match(stops[0], 0)

@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +203,23 @@ def test_a_special_token_keeps_its_own_text() -> None:
 def test_a_lone_surrogate_is_the_clients_error(pair: Pair) -> None:
     with pytest.raises(InvalidRequestError):
         pair.ours.encode("a\ud800")
+
+
+def test_encoding_a_long_text_lets_other_threads_run(byte_level: Pair) -> None:
+    started = threading.Event()
+
+    def encode() -> None:
+        started.set()
+        byte_level.ours.encode("some words " * 50_000)
+
+    worker = threading.Thread(target=encode)
+    worker.start()
+    started.wait()
+    turns = 0
+    while worker.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
 
 
 def test_torch_is_not_imported() -> None:

@@ -150,27 +150,33 @@ def _groups(plan: StepPlan, starts: list[int], block_size: int, device: torch.de
 def _sample_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, device: torch.device) -> SampleInputs:
     params = [chunk.seq.request.sampling for chunk, _ in sampled]
     by_top_k: dict[int, list[int]] = {}
-    bias: list[tuple[int, int, float]] = []
     for row, (chunk, _) in enumerate(sampled):
         top_k = chunk.seq.request.logprobs.top_k
         if top_k is not None:
             by_top_k.setdefault(top_k, []).append(row)
-        bias += [(row, token_id, value) for token_id, value in params[row].logit_bias.items()]
-        bias += [(row, token_id, -np.inf) for token_id in chunk.seq.banned_token_ids]
     return SampleInputs(
         chunks=tuple(chunk for chunk, _ in sampled),
         hidden_rows=torch.tensor([row for _, row in sampled], device=device),
         draws=_draw_inputs(sampled, vocab_size, device),
-        bias=Bias(
-            rows=torch.tensor([row for row, _, _ in bias], device=device),
-            ids=torch.tensor([token_id for _, token_id, _ in bias], device=device),
-            values=torch.tensor([value for _, _, value in bias], dtype=torch.float32, device=device),
-        )
-        if bias
-        else None,
+        bias=_bias([chunk for chunk, _ in sampled], vocab_size, device),
         penalized=tuple(row for row, p in enumerate(params) if p.penalized),
         scored=tuple((top_k, tuple(rows)) for top_k, rows in by_top_k.items()),
     )
+
+
+def _bias(chunks: list[ScheduledChunk], vocab_size: int, device: torch.device) -> Bias | None:
+    edits = {row: chunk.seq.logit_edits for row, chunk in enumerate(chunks)}
+    edits = {row: edit for row, edit in edits.items() if len(edit.ids)}
+    if not edits:
+        return None
+    rows = np.repeat(list(edits), [len(edit.ids) for edit in edits.values()])
+    ids = np.concatenate([edit.ids for edit in edits.values()])
+    values = np.concatenate([edit.values for edit in edits.values()])
+    # An end token can lie beyond the model's vocabulary (a tokenizer's own): what cannot come needs no ban.
+    known = (ids >= 0) & (ids < vocab_size)
+    if not known.any():
+        return None
+    return Bias(*(torch.from_numpy(array[known]).to(device) for array in (rows, ids, values)))
 
 
 def _draw_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, device: torch.device) -> DrawInputs | None:

@@ -85,12 +85,11 @@ class EngineClient:
         self._supervisor = asyncio.create_task(self._supervise(connection))
 
     async def close(self) -> None:
-        """End the process. Requests still running end with EngineDeadError."""
+        """End the process. Requests still running end with EngineDeadError. To end a `start` under way, cancel it."""
         self._alive = False
         if self._supervisor is not None:
             self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+            await asyncio.wait((self._supervisor,))  # however it ended, the process must be ended too
             self._supervisor = None
         if self._connection is not None:
             await self._connection.close()
@@ -100,9 +99,10 @@ class EngineClient:
     def submit(self, request: Request) -> EngineStream:
         if not self._alive:
             raise OverloadedError("the engine is being started again; try again shortly", retry_after=5)
-        stream = EngineStream(self, request.request_id)
-        self._streams[request.request_id] = stream
-        self._send(Submit(request))
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id!r} is in use")  # its chunks would be another stream's
+        self._send(Submit(request))  # first: what cannot be encoded raises, and must leave nothing behind
+        stream = self._streams[request.request_id] = EngineStream(self, request.request_id)
         return stream
 
     def stats(self) -> EngineStats:
@@ -160,8 +160,8 @@ class EngineClient:
                 self._restarts += 1
                 try:
                     connection = await self._launch()
-                except StartupError as error:
-                    logger.error("the engine did not start: %s", error.message)
+                except Exception as error:  # no memory, no files, ...: whatever it was may have passed at the next try
+                    logger.error("the engine did not start: %s", error, exc_info=not isinstance(error, StartupError))
 
     async def _dispatch(self, connection: _Connection) -> None:
         while (message := await connection.receive()) is not None:
@@ -191,7 +191,7 @@ class EngineStream:
     def __init__(self, client: EngineClient, request_id: str) -> None:
         self._client = client
         self._request_id = request_id
-        self._chunks: asyncio.Queue[TokenChunk | EngineDeadError] = asyncio.Queue()
+        self._chunks: asyncio.Queue[TokenChunk | EngineDeadError | None] = asyncio.Queue()
         self._ended = False
 
     def put(self, chunk: TokenChunk | EngineDeadError) -> None:
@@ -204,6 +204,8 @@ class EngineStream:
         if self._ended:
             raise StopAsyncIteration
         chunk = await self._chunks.get()
+        if self._ended or chunk is None:  # closed while it waited
+            raise StopAsyncIteration
         if isinstance(chunk, EngineDeadError):
             self._ended = True
             raise chunk
@@ -212,6 +214,7 @@ class EngineStream:
 
     def close(self) -> None:
         self._ended = True
+        self._chunks.put_nowait(None)  # wakes a task that waits for the next chunk
         self._client.forget(self._request_id)
 
 
@@ -229,6 +232,8 @@ class _Connection:
         return None if self._process is None else self._process.returncode
 
     async def open(self) -> None:
+        import os
+
         self._directory = Path(tempfile.mkdtemp(prefix="neper-"))
         self._context = zmq.asyncio.Context()
         self._outbox = self._context.socket(zmq.PUSH)
@@ -244,6 +249,7 @@ class _Connection:
             "-m",
             "neper.engine.process",
             str(self._directory),
+            str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
         )

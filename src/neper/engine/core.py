@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import torch
 
@@ -20,7 +21,7 @@ from neper.engine.sequence import Sequence
 from neper.models import registry
 from neper.models.kv_cache import KVCache
 from neper.models.source import ModelSource
-from neper.types import FinishReason, PackedRows, Progress, Request, TokenChunk
+from neper.types import FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
 
 logger = logging.getLogger("neper.engine")
 
@@ -100,13 +101,14 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """End a request without a further chunk. Unknown and finished ids are ignored: an abort may cross the end."""
-        seq = self._sequences.pop(request_id, None)
+        self._ready = [chunk for chunk in self._ready if chunk.request_id != request_id]
+        seq = self._sequences.get(request_id)
         if seq is not None:
-            self.scheduler.remove(seq)
+            self._end(seq)
 
     def step(self) -> list[TokenChunk]:
         """Compute one step and return what it brought, at most one chunk a request."""
-        chunks, self._ready = self._ready, []
+        chunks: list[TokenChunk] = []
         plan = self.scheduler.plan()
         if plan.chunks:
             inputs = batch.build(
@@ -116,9 +118,11 @@ class EngineCore:
                 device=self.settings.device,
             )
             output = self.runner.run(inputs)
-            chunks += self._finish(readback.read(output))
+            chunks = self._finish(readback.read(output))
             self._steps += 1
-        return chunks
+        # Taken only now: a step that raises leaves them to `fail_all`.
+        ready, self._ready = self._ready, []
+        return ready + chunks
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every request with an ERROR chunk: what is left to do when a step itself raised."""
@@ -163,7 +167,9 @@ class EngineCore:
         for top_k in (logprobs.top_k, logprobs.prompt_top_k):
             if top_k is not None and not 0 <= top_k <= self.settings.max_logprobs:
                 return f"{top_k} alternatives were asked for; 0 to {self.settings.max_logprobs} can be listed"
-        return None
+        if logprobs.prompt_start < 1:
+            return f"prompt_start must be at least 1, got {logprobs.prompt_start}"
+        return _sampling_problem(sampling)
 
     def _finish(self, result: StepResult) -> list[TokenChunk]:
         """Apply a step's results to its sequences: advance, stop, publish blocks, make chunks."""
@@ -212,6 +218,26 @@ class EngineCore:
         self._cached_tokens += max(0, seq.num_cached_tokens)
         self.scheduler.remove(seq)
         del self._sequences[seq.request.request_id]
+
+
+def _sampling_problem(sampling: SamplingParams) -> str | None:
+    """Which sampling field is out of the bounds within which a request is sure to end, or None."""
+    bounds = {
+        "max_tokens": ("at least 0", sampling.max_tokens is None or sampling.max_tokens >= 0),
+        "min_tokens": ("at least 0", sampling.min_tokens >= 0),
+        "temperature": ("a number from 0", 0 <= sampling.temperature < math.inf),
+        "top_p": ("above 0 and at most 1", 0 < sampling.top_p <= 1),
+        "top_k": ("at least -1", sampling.top_k >= -1),
+        "min_p": ("from 0 to 1", 0 <= sampling.min_p <= 1),
+        "presence_penalty": ("a number", math.isfinite(sampling.presence_penalty)),
+        "frequency_penalty": ("a number", math.isfinite(sampling.frequency_penalty)),
+        "repetition_penalty": ("a number above 0", 0 < sampling.repetition_penalty < math.inf),
+        "logit_bias": ("of numbers, or -inf to ban", all(value < math.inf for value in sampling.logit_bias.values())),
+    }
+    for name, (wanted, holds) in bounds.items():
+        if not holds:
+            return f"{name} must be {wanted}, got {getattr(sampling, name)}"
+    return None
 
 
 def _failure(request_id: str, message: str) -> TokenChunk:

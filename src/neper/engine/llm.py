@@ -183,8 +183,10 @@ class LLM:
             EngineError: the model gave no numbers for one of the prompts; the others are dropped too.
         """
         token_ids = self._token_ids(prompts)
-        sampling = _one_each(sampling_params or SamplingParams(), len(token_ids), "sampling_params")
-        scores = _one_each(logprobs or LogprobParams(), len(token_ids), "logprobs")
+        sampling = _one_each(
+            SamplingParams() if sampling_params is None else sampling_params, len(token_ids), "sampling_params"
+        )
+        scores = _one_each(LogprobParams() if logprobs is None else logprobs, len(token_ids), "logprobs")
         replies = [self._reply(ids, s, p) for ids, s, p in zip(token_ids, sampling, scores, strict=True)]
         for _ in self._run(replies):
             pass
@@ -248,6 +250,8 @@ class LLM:
 
     def _run(self, replies: list[_Reply]) -> Iterator[tuple[_Reply, TextDelta]]:
         """Advance replies to their ends; whatever happens, none is left in the engine."""
+        if self.core.has_work:  # its chunks would come to us
+            raise InvalidRequestError("a stream of this LLM is still open: finish it or close it first")
         open_replies = {reply.request.request_id: reply for reply in replies}
         for reply in replies:
             self.core.add(reply.request)

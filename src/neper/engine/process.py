@@ -1,7 +1,7 @@
-"""The engine as its own process: `python -m neper.engine.process DIRECTORY`, started by `neper.engine.client`.
+"""The engine as its own process: `python -m neper.engine.process DIRECTORY PARENT`, started by `neper.engine.client`.
 
 It connects to the two sockets in DIRECTORY, receives its configuration as the first message, and serves until it is
-told to stop or its parent is gone.
+told to stop or its parent, the process PARENT, is gone.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _SEND_TIMEOUT_MS = 10_000
 class EngineProcess:
     """The loop around an EngineCore: take messages, step, send what the step brought."""
 
-    def __init__(self, directory: Path) -> None:
-        self._parent = os.getppid()
+    def __init__(self, directory: Path, parent: int) -> None:
+        self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
         context = zmq.Context()
         self._inbox = context.socket(zmq.PULL)
         self._outbox = context.socket(zmq.PUSH)
@@ -121,7 +121,7 @@ def main() -> int:
     # The parent drains and then says Shutdown; a Ctrl-C that reaches the whole process group is the parent's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return EngineProcess(Path(sys.argv[1])).serve()
+    return EngineProcess(Path(sys.argv[1]), int(sys.argv[2])).serve()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from neper.types import FinishReason, Request
+
+
+class LogitEdits(NamedTuple):
+    """Additions to the logits of `ids`, -inf among them."""
+
+    ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
 
 
 class Sequence:
@@ -67,9 +77,25 @@ class Sequence:
         return min(limit, self.next_score - 1) if self.scores_left else limit
 
     @property
-    def banned_token_ids(self) -> frozenset[int]:
-        """Ids that may not be sampled now: those that would end the request before min_tokens."""
-        return self._stop_ids if self.num_output_tokens < self.request.sampling.min_tokens else frozenset()
+    def logit_edits(self) -> LogitEdits:
+        """What is added to single logits now: the bias, and -inf for ids that would end the request too early.
+
+        Arrays, made once: a request may name every id of the vocabulary, and asks for them at every step.
+        """
+        if self.num_output_tokens < self.request.sampling.min_tokens:
+            return self._bias_and_bans
+        return self._bias
+
+    @cached_property
+    def _bias(self) -> LogitEdits:
+        bias = self.request.sampling.logit_bias
+        return LogitEdits(np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32))
+
+    @cached_property
+    def _bias_and_bans(self) -> LogitEdits:
+        banned = np.array(sorted(self._stop_ids), dtype=np.int64)
+        bans = np.full(len(banned), -np.inf, dtype=np.float32)
+        return LogitEdits(np.concatenate([self._bias.ids, banned]), np.concatenate([self._bias.values, bans]))
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token; returns why the request ends with it, or None."""

@@ -107,20 +107,21 @@ def sample(
         ids, still_valid = greedy_tokens(x)
         valid = valid & still_valid
     if draws is not None:
-        drawn = _draw(x.index_select(0, draws.rows).float() / draws.temperature.unsqueeze(1), draws)
+        drawn = _draw(x.index_select(0, draws.rows).float(), draws)
         ids = ids.index_copy(0, draws.rows, drawn)
     return ids.masked_fill(~valid, 0), valid
 
 
 def _draw(x: Tensor, draws: DrawInputs) -> Tensor:
-    """Draw one id [D] int64 per row of tempered logits x [D, V] float32."""
+    """Draw one id [D] int64 per row of logits x [D, V] float32."""
     count, vocab = x.shape
+    maximum = x.amax(-1, keepdim=True)
+    tempered = _temper(x, maximum, draws)
     if not draws.filtered:
-        return (x + gumbel(draws.keys, torch.arange(vocab, device=x.device).expand(count, -1))).argmax(-1)
+        return (tempered + gumbel(draws.keys, torch.arange(vocab, device=x.device).expand(count, -1))).argmax(-1)
     width = min(_CANDIDATES, vocab) if x.device.type == "cpu" else vocab
-    maximum, log_sum = row_normaliser(x)
-    normaliser = (maximum + log_sum).unsqueeze(1)
-    ids, more = _draw_among_best(x, normaliser, draws, width)
+    log_sum = row_normaliser(tempered)[1].unsqueeze(1)  # the maximum is 0
+    ids, more = _draw_among_best(x, maximum, log_sum, draws, width)
     if width < vocab:
         unresolved = more.numpy().nonzero()[0]
         if len(unresolved):
@@ -134,31 +135,47 @@ def _draw(x: Tensor, draws: DrawInputs) -> Tensor:
                 keys=draws.keys[index],
                 filtered=True,
             )
-            ids[index] = _draw_among_best(x[index], normaliser[index], rest, vocab)[0]
+            ids[index] = _draw_among_best(x[index], maximum[index], log_sum[index], rest, vocab)[0]
     return ids
 
 
-def _draw_among_best(x: Tensor, normaliser: Tensor, draws: DrawInputs, width: int) -> tuple[Tensor, Tensor]:
+def _temper(x: Tensor, maximum: Tensor, draws: DrawInputs) -> Tensor:
+    """Logits over temperature, the best of the row ([D, 1] `maximum`) at 0.
+
+    Shifted first, so that neither a large common offset nor a low temperature eats the low bits of what is compared
+    with noise of size 1 (logits of 100 at 1e-5 would be multiples of 1), and nothing overflows.
+    """
+    return (x - maximum) / draws.temperature.unsqueeze(1)
+
+
+def _draw_among_best(
+    x: Tensor, maximum: Tensor, log_sum: Tensor, draws: DrawInputs, width: int
+) -> tuple[Tensor, Tensor]:
     """Filter and draw among the `width` best ids; also whether a row's filters reach beyond them ([D] bool).
 
-    top-k first; top-p over what it left, renormalised; min-p against the best id's probability.
+    top-k first; top-p over what it left, renormalised; min-p against the best id's probability. `log_sum` [D, 1] is of
+    the tempered row; the order is that of the logits themselves, since tempering can merge neighbours.
     """
     values, ids = ordered_top_k(x, width)
+    values = _temper(values, maximum, draws)
     top_k = draws.top_k.unsqueeze(1)
     place = torch.arange(width, device=x.device)
     in_top_k = place < top_k
-    probability = torch.exp(values - normaliser).masked_fill(~in_top_k, 0.0)
+    probability = torch.exp(values - log_sum).masked_fill(~in_top_k, 0.0)
     mass = probability.double().cumsum(-1)
     # Where top-k cuts within the candidates the kept mass is known; else it is all of the distribution.
     total = torch.where(top_k <= width, mass[:, -1:], 1.0)
     before = mass - probability
-    keep = in_top_k & (before < draws.top_p.unsqueeze(1) * total)
+    top_p = draws.top_p.unsqueeze(1)
+    # Off keeps all: the mass of rounded probabilities can pass 1 before its last members.
+    keep = in_top_k & ((before < top_p * total) | (top_p >= 1.0))
     keep &= probability >= draws.min_p.unsqueeze(1) * probability[:, :1]
     keep[:, 0] = True
     more = keep[:, -1] & (top_k.squeeze(1) > width)
     noisy = values.masked_fill(~keep, -torch.inf) + gumbel(draws.keys, ids.long())
-    best = noisy.argmax(-1, keepdim=True)
-    return ids.gather(1, best).squeeze(1).long(), more
+    # Of equals the lowest id, as without filters: a row's draw must not depend on whether its company has filters.
+    best = noisy.amax(-1, keepdim=True)
+    return ids.masked_fill(noisy < best, x.shape[1]).amin(-1).long(), more
 
 
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:

@@ -139,8 +139,11 @@ async def _detokenize(service: Service, scope: Scope, receive: Receive, send: Se
     vocab_size = service.engine.capabilities.vocab_size
     if body.tokens and max(body.tokens) >= vocab_size:
         raise InvalidRequestError(f"tokens: ids must be in 0..{vocab_size - 1}", param="tokens")
-    text = service.tokenizer.decode_bytes(body.tokens).decode("utf-8", "replace")
-    await send_json(send, orjson.dumps({"prompt": text}))
+
+    def decode() -> bytes:
+        return orjson.dumps({"prompt": service.tokenizer.decode_bytes(body.tokens).decode("utf-8", "replace")})
+
+    await send_json(send, await service.run(len(body.tokens), decode))
 
 
 async def _health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

@@ -41,9 +41,8 @@ class CompletionReply(Reply[CompletionBody]):
         body, state, prompt = self.request, self._states[choice.index], choice.prompt
         tokenizer, entries = self.service.tokenizer, self.service.entries
         if body.echo or self._k is not None:
-            text = prompt.text
-            if text is None:
-                text = tokenizer.decode_bytes(prompt.token_ids).decode("utf-8", "replace")
+            # As its tokens spell it, also where a tokenizer normalises what was sent.
+            text = tokenizer.decode_bytes(prompt.token_ids[prompt.added_bos :]).decode("utf-8", "replace")
             state.offset = len(text)
             if body.echo:
                 state.echo = text

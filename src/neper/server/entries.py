@@ -147,6 +147,8 @@ class Entries:
             else:
                 keys = [_legacy_key(*self._alternative(i, token.held, place == begin), token.held) for i in ids]
             if token_id in ids:
+                # A stop string may have cut the token: its key is its text in `tokens` all the same.
+                keys[ids.index(token_id)] = label
                 values = values[1:]
             else:
                 values = [*values[1 : 1 + len(keys)], values[0]]
@@ -193,9 +195,7 @@ class Entries:
 
     def _key(self, token_id: int, token: TextToken) -> bytes:
         """A sampled token's key, which is also its text in `tokens`."""
-        if not token.visible:
-            return b",%b:" % orjson.dumps(self._tokenizer.token_text(token_id))
-        if self._is_plain(token_id, token):
+        if not token.visible or self._is_plain(token_id, token):
             return self._legacy[token_id]
         return _legacy_key(token.text, token.data, token.held)
 

@@ -37,15 +37,13 @@ class ClientDisconnected(Exception):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the engine gets it, and as the client sent it.
+    """A prompt as the engine gets it.
 
     Attributes:
-        text: the text as sent, None for a prompt of ids or messages.
         added_bos: the first id is a BOS that this server put there: it is in no text.
     """
 
     token_ids: list[int]
-    text: str | None = None
     added_bos: bool = False
 
 

@@ -23,9 +23,11 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 # Logits are divided by it in float32: far outside these bounds they would overflow.
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100.0)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# JSON's integers have no largest. What counts something is bounded where that is known; top_k never is, and the
+# engine's messages hold 64 bits.
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
-TopK = Annotated[int, Meta(ge=-1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 Body = TypeVar("Body", bound="Strict")

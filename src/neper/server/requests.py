@@ -5,6 +5,7 @@ Nothing is started here. Whatever the engine's capabilities do not cover is refu
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from neper.engine.interface import Capabilities
@@ -59,7 +60,10 @@ async def completion_generation(service: Service, body: CompletionBody, reply_id
         _check_prompt_logprobs(service.engine.capabilities, "echo")
     logprobs = LogprobParams(top_k=body.logprobs, prompt_top_k=prompt_top_k)
     sources = _prompt_sources(service, body)
-    prompts = [await _prompt(service, source) for source in sources]
+    prompts = []
+    for source in sources:
+        prompts.append(await _prompt(service, source))
+        await asyncio.sleep(0)  # many short texts together would hold up all streams
     return _generation(
         service,
         body,
@@ -137,9 +141,10 @@ def _generation(
     choices: list[Choice] = []
     for prompt in prompts:
         limit = _max_tokens(capabilities, prompt, max_tokens, default)
-        if max_tokens is not None and sampling.min_tokens > max_tokens:
+        if sampling.min_tokens > limit:
             raise InvalidRequestError(
-                f"min_tokens {sampling.min_tokens} exceeds max_tokens {max_tokens}", param="min_tokens"
+                f"min_tokens {sampling.min_tokens} exceeds the {limit} tokens that the reply may have",
+                param="min_tokens",
             )
         for place in range(n):
             request = Request(
@@ -168,7 +173,7 @@ async def _prompt(service: Service, source: str | list[int]) -> Prompt:
         tokenizer = service.tokenizer
         token_ids = await service.encode(source, add_special_tokens=True)
         added_bos = tokenizer.adds_bos and token_ids[:1] == [tokenizer.bos_token_id]
-        prompt = Prompt(token_ids, source, added_bos)
+        prompt = Prompt(token_ids, added_bos)
     else:
         _check_length(service.engine.capabilities, len(source))
         _check_ids(source, service.engine.capabilities.vocab_size, "prompt")
@@ -216,6 +221,10 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+    if len(given) > vocab_size:  # before each is looked at: a body can hold a million
+        raise InvalidRequestError(
+            f"logit_bias has {len(given)} entries, more than the {vocab_size} tokens", param="logit_bias"
+        )
     for key in given:
         if not (key.isascii() and key.isdigit() and len(key) < 20) or (key[0] == "0" and key != "0"):
             raise InvalidRequestError(f"logit_bias: {key!r} is not a token id", param="logit_bias")

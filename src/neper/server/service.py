@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Above this, text is encoded in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
 INLINE_CHARACTERS = 10_000
+# What a template writes around a message; even empty ones add up.
+MESSAGE_CHARACTERS = 50
 
 Result = TypeVar("Result")
 
@@ -103,20 +105,25 @@ class Service:
             generation.fail(error or EngineError("the server was stopped"))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return await self._run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self.run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
-        size = sum(_length(message["content"]) for message in messages)
-        return await self._run(size, lambda: self.tokenizer.apply_chat_template(messages, **options))
+        size = sum(map(_length, messages))
+        return await self.run(size, lambda: self.tokenizer.apply_chat_template(messages, **options))
 
-    async def _run(self, size: int, work: Callable[[], Result]) -> Result:
+    async def run(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do work on a text of about `size` characters: here, or in a thread where that takes long."""
         if size <= INLINE_CHARACTERS:
             return work()
         async with self._long_texts:
             return await asyncio.to_thread(work)
 
 
-def _length(content: str | list[JsonObject] | None) -> int:
+def _length(message: JsonObject) -> int:
+    """About the characters that a template makes of a message."""
+    content = message["content"]
     if isinstance(content, list):
-        return sum(len(part["text"] or "") for part in content)
-    return len(content or "")
+        content_length = sum(len(part["text"] or "") for part in content)
+    else:
+        content_length = len(content or "")
+    return MESSAGE_CHARACTERS + len(message.get("name", "")) + content_length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -21,23 +22,17 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        self._edges: list[dict[str, int]] = [{}]
-        self._failure = [0]
-        self._depth = [0]
-        self._longest: list[str | None] = [None]
+        self._states = _states(tuple(stops))
         self._state = 0
-        for stop in stops:
-            self._add(stop)
-        self._link()
 
     @property
     def partial(self) -> int:
         """Length of the text's end that could be the beginning of a stop string."""
-        return self._depth[self._state]
+        return self._states.depth[self._state]
 
     def feed(self, text: str) -> Match | None:
         """Takes more text. Of the stop strings completed in it: the one that begins first, of those the shortest."""
-        edges, failure, longest, state = self._edges, self._failure, self._longest, self._state
+        edges, failure, longest, state = self._states.edges, self._states.failure, self._states.longest, self._state
         found: str | None = None
         found_start = 0
         for end, character in enumerate(text, 1):
@@ -50,32 +45,54 @@ class StopMatcher:
         self._state = state
         return None if found is None else Match(found, len(text) - found_start - len(found))
 
+
+# A request's choices are made one after the other, with the same stop strings; 128 automata of 16,000 states would take
+# seconds and a gigabyte.
+@lru_cache(maxsize=1)
+def _states(stops: tuple[str, ...]) -> _States:
+    return _States(stops)
+
+
+class _States:
+    """The automaton, which no search changes. Per state: edges, the state to fall back to, its prefix's length, and the
+    longest stop string that ends there.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.edges: list[dict[str, int]] = [{}]
+        self.failure = [0]
+        self.depth = [0]
+        self.longest: list[str | None] = [None]
+        for stop in stops:
+            self._add(stop)
+        self._link()
+
     def _add(self, stop: str) -> None:
         if not stop:
             raise ValueError("a stop string must not be empty")
         state = 0
         for character in stop:
-            following = self._edges[state].get(character)
+            following = self.edges[state].get(character)
             if following is None:
-                following = len(self._edges)
-                self._edges[state][character] = following
-                self._edges.append({})
-                self._failure.append(0)
-                self._depth.append(self._depth[state] + 1)
-                self._longest.append(None)
+                following = len(self.edges)
+                self.edges[state][character] = following
+                self.edges.append({})
+                self.failure.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.longest.append(None)
             state = following
-        self._longest[state] = stop
+        self.longest[state] = stop
 
     def _link(self) -> None:
-        queue = deque(self._edges[0].values())
+        queue = deque(self.edges[0].values())
         while queue:
             state = queue.popleft()
-            for character, following in self._edges[state].items():
-                fallback = self._failure[state]
-                while fallback and character not in self._edges[fallback]:
-                    fallback = self._failure[fallback]
-                self._failure[following] = self._edges[fallback].get(character, 0)
+            for character, following in self.edges[state].items():
+                fallback = self.failure[state]
+                while fallback and character not in self.edges[fallback]:
+                    fallback = self.failure[fallback]
+                self.failure[following] = self.edges[fallback].get(character, 0)
                 queue.append(following)
             # Breadth first: the shorter state that this one falls back to is complete already.
-            if self._longest[state] is None:
-                self._longest[state] = self._longest[self._failure[state]]
+            if self.longest[state] is None:
+                self.longest[state] = self.longest[self.failure[state]]
