@@ -69,6 +69,8 @@ class ServerConfig:
             raise StartupError(
                 f"log_level must be {', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}, got {self.log_level!r}"
             )
+        if self.api_key == "":
+            raise StartupError("api_key is empty: give one, or leave the option out to need none")
         for name in ("max_body_bytes", "max_requests", "max_choices"):
             if getattr(self, name) < 1:
                 raise StartupError(f"{name} must be at least 1, got {getattr(self, name)}")

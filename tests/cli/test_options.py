@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from neper.config import EngineConfig, ServerConfig
+from neper.errors import StartupError
 from neper.options import format_size, parse_size, with_options
 
 GIVEN: dict[str, Any] = {}
@@ -68,3 +69,9 @@ def test_format_size() -> None:
     assert [format_size(n) for n in (0, 1023, 1024, 16 * 2**20, 2**30 * 3 // 2, 2**50)] == [
         "0 B", "1023 B", "1 KiB", "16 MiB", "1.5 GiB", "1024 TiB",
     ]  # fmt: skip
+
+
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    for wrong in ({"api_key": ""}, {"max_requests": 0}, {"request_timeout": -1.0}, {"log_level": "loud"}):
+        with pytest.raises(StartupError, match=next(iter(wrong))):
+            ServerConfig(**wrong)

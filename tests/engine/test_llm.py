@@ -128,3 +128,8 @@ def test_public_names_resolve() -> None:
         assert getattr(neper, name) is not None
     with pytest.raises(AttributeError):
         neper.nothing  # noqa: B018
+
+
+def test_no_prompts_give_no_replies(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.score([]) == []

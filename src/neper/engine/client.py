@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -42,6 +43,7 @@ _FIRST_BACKOFF = 1.0
 _LONGEST_BACKOFF = 30.0
 _HEALTHY_SECONDS = 60.0
 _EXIT_SECONDS = 10.0
+_LAST_MESSAGE_MS = 100  # a message sent just before the process exited may still be on its way
 
 
 class EngineClient:
@@ -146,11 +148,14 @@ class EngineClient:
         backoff = _FIRST_BACKOFF
         while True:
             started = time.monotonic()
-            await self._dispatch(connection)
+            try:
+                await self._dispatch(connection)
+                logger.error("the engine process died (exit status %s)", connection.status)
+            except Exception:  # a message that cannot be read: the two sides no longer agree on anything
+                logger.exception("lost touch with the engine process")
             self._alive = False
-            logger.error("the engine process died (exit status %s)", connection.status)
             self._fail_streams("the engine process died while it served this request")
-            await connection.close()
+            await connection.close(kill=True)
             if time.monotonic() - started > _HEALTHY_SECONDS:
                 backoff = _FIRST_BACKOFF
             while not self._alive:
@@ -232,8 +237,6 @@ class _Connection:
         return None if self._process is None else self._process.returncode
 
     async def open(self) -> None:
-        import os
-
         self._directory = Path(tempfile.mkdtemp(prefix="neper-"))
         self._context = zmq.asyncio.Context()
         self._outbox = self._context.socket(zmq.PUSH)
@@ -252,6 +255,7 @@ class _Connection:
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
         )
         self._exited = asyncio.create_task(self._process.wait())
 
@@ -264,7 +268,7 @@ class _Connection:
         assert self._exited is not None
         while True:
             if self._exited.done():
-                if not await self._inbox.poll(0):
+                if not await self._inbox.poll(_LAST_MESSAGE_MS):
                     return None
                 return decode_from_engine(await self._inbox.recv())
             receive = asyncio.ensure_future(self._inbox.recv())

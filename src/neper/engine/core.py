@@ -93,7 +93,7 @@ class EngineCore:
             return
         seq = Sequence(request, self.settings.max_model_len)
         self._prompt_tokens += seq.num_prompt_tokens
-        if seq.max_tokens == 0 and not seq.scores_left:
+        if seq.done_without_sampling:
             self._ready.append(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
             return
         self._sequences[request.request_id] = seq
@@ -199,7 +199,7 @@ class EngineCore:
             token_id = int(tokens.token_ids[0])
             reason = seq.append(token_id)
             self._generated_tokens += 1
-        elif seq.max_tokens == 0 and not seq.scores_left:
+        elif seq.done_without_sampling:
             reason = FinishReason.LENGTH
         if tokens is None and prompt is None and reason is None:
             return None

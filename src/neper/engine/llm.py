@@ -218,7 +218,7 @@ class LLM:
         listed: list[Prompt] = []
         if isinstance(prompts, str):
             listed = [prompts]
-        elif all(isinstance(prompt, int) for prompt in prompts):
+        elif prompts and all(isinstance(prompt, int) for prompt in prompts):
             listed = [cast("list[int]", prompts)]
         else:
             listed = list(cast("Sequence[Prompt]", prompts))

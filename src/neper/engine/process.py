@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ class EngineProcess:
     """The loop around an EngineCore: take messages, step, send what the step brought."""
 
     def __init__(self, directory: Path, parent: int) -> None:
+        self._directory = directory
         self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
         context = zmq.Context()
         self._inbox = context.socket(zmq.PULL)
@@ -75,6 +77,8 @@ class EngineProcess:
         while self._take_messages(core):
             if core.has_work:
                 self._step(core)
+        if os.getppid() != self._parent:
+            shutil.rmtree(self._directory, ignore_errors=True)  # nobody else is left to do it
         return 0
 
     def _step(self, core: EngineCore) -> None:

@@ -67,6 +67,11 @@ class Sequence:
         return self.next_score < self.num_prompt_tokens
 
     @property
+    def done_without_sampling(self) -> bool:
+        """It wants no tokens, and all the prompt scores that it wants are delivered."""
+        return self.max_tokens == 0 and not self.scores_left
+
+    @property
     def max_reusable_tokens(self) -> int:
         """Leading tokens whose cached K/V may stand in for computing them.
 

@@ -68,6 +68,18 @@ class DrawInputs:
     keys: Tensor
     filtered: bool
 
+    def take(self, index: Tensor) -> DrawInputs:
+        """The parameters of some of the rows."""
+        return DrawInputs(
+            rows=self.rows[index],
+            temperature=self.temperature[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            min_p=self.min_p[index],
+            keys=self.keys[index],
+            filtered=self.filtered,
+        )
+
 
 def edit_logits(logits: Tensor, penalties: Penalties | None, bias: Bias | None) -> Tensor:
     """A copy of logits [R, V] as float32 with penalties, then bias applied.
@@ -126,16 +138,7 @@ def _draw(x: Tensor, draws: DrawInputs) -> Tensor:
         unresolved = more.numpy().nonzero()[0]
         if len(unresolved):
             index = torch.from_numpy(unresolved)
-            rest = DrawInputs(
-                rows=index,
-                temperature=draws.temperature[index],
-                top_k=draws.top_k[index],
-                top_p=draws.top_p[index],
-                min_p=draws.min_p[index],
-                keys=draws.keys[index],
-                filtered=True,
-            )
-            ids[index] = _draw_among_best(x[index], maximum[index], log_sum[index], rest, vocab)[0]
+            ids[index] = _draw_among_best(x[index], maximum[index], log_sum[index], draws.take(index), vocab)[0]
     return ids
 
 
