@@ -33,7 +33,7 @@ def directory(tiny_dir: Callable[..., Path]) -> Path:
 
 @asynccontextmanager
 async def engine(directory: Path, **config: Any) -> AsyncIterator[EngineClient]:
-    values = {"dtype": "float32", "num_threads": 1} | config
+    values = {"device": "cpu", "dtype": "float32", "num_threads": 1} | config
     client = EngineClient(EngineConfig(model=str(directory), **values), resolve(str(directory)), log_level="warning")
     await client.start()
     try:

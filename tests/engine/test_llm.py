@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm(tiny_dir: Callable[..., Path]) -> LLM:
-    return LLM(str(tiny_dir("llama")), dtype="float32", num_threads=1)
+    return LLM(str(tiny_dir("llama")), device="cpu", dtype="float32", num_threads=1)
 
 
 def test_text_ids_and_scores_belong_together(llm: LLM) -> None:

@@ -36,7 +36,7 @@ def exact(path: str, tokens: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("chunk", [512, 50])
 def test_float32(smollm2: ModelSource, chunk: int) -> None:
-    llm = LLM("smollm2-135m", dtype="float32", max_model_len=1024, max_num_batched_tokens=chunk)
+    llm = LLM("smollm2-135m", device="cpu", dtype="float32", max_model_len=1024, max_num_batched_tokens=chunk)
     tokens = llm.tokenizer.encode(TEXT)
     assert len(tokens) > 200
     [got] = llm.score(TEXT)
@@ -44,7 +44,7 @@ def test_float32(smollm2: ModelSource, chunk: int) -> None:
 
 
 def test_bfloat16(smollm2: ModelSource) -> None:
-    llm = LLM("smollm2-135m", dtype="bfloat16", max_model_len=1024)
+    llm = LLM("smollm2-135m", device="cpu", dtype="bfloat16", max_model_len=1024)
     tokens = llm.tokenizer.encode(TEXT)
     [got] = llm.score(TEXT)
     delta = np.abs(got - exact(str(smollm2.path), tuple(tokens)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -211,8 +212,9 @@ class LLM:
         """The reply to a conversation, step by step. Closing the iterator ends the work."""
         prompt = self.tokenizer.apply_chat_template(messages)
         reply = self._reply(prompt, sampling_params or SamplingParams(), logprobs or LogprobParams())
-        for _, delta in self._run([reply]):
-            yield delta
+        with closing(self._run([reply])) as steps:  # a generator left to itself is closed at no certain time
+            for _, delta in steps:
+                yield delta
 
     def _token_ids(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         listed: list[Prompt] = []
@@ -248,7 +250,7 @@ class LLM:
         )
         return _Reply(request, detokenizer)
 
-    def _run(self, replies: list[_Reply]) -> Iterator[tuple[_Reply, TextDelta]]:
+    def _run(self, replies: list[_Reply]) -> Generator[tuple[_Reply, TextDelta], None, None]:
         """Advance replies to their ends; whatever happens, none is left in the engine."""
         if self.core.has_work:  # its chunks would come to us
             raise InvalidRequestError("a stream of this LLM is still open: finish it or close it first")
