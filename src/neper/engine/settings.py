@@ -113,8 +113,11 @@ def choose_device(name: str | None) -> torch.device:
         raise StartupError(f"device {name!r} is not known; use cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
         raise StartupError(f"device {name!r} is not supported; use cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise StartupError("device cuda was asked for, but torch sees no CUDA device; use --device cpu")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise StartupError(
+            f"device {name} was asked for, but torch sees {count or 'no'} CUDA devices; use --device cpu"
+        )
     return device
 
 
