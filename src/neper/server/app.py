@@ -19,8 +19,9 @@ from neper.server.asgi import read_json, send_json
 from neper.server.chat import ChatReply
 from neper.server.completions import CompletionReply
 from neper.server.gate import Gate, routing_error
+from neper.server.generation import Generation
 from neper.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, decode_body
-from neper.server.reply import new_id
+from neper.server.reply import Body, Reply, new_id
 from neper.server.requests import chat_generation, completion_generation
 from neper.server.service import Service
 from neper.server.sse import deliver
@@ -60,8 +61,10 @@ def create_app(
 
     app = Starlette(
         routes=[
-            route("/v1/chat/completions", "POST", _chat),
-            route("/v1/completions", "POST", _completions),
+            route("/v1/chat/completions", "POST", _generates(ChatBody, "chatcmpl", chat_generation, ChatReply)),
+            route(
+                "/v1/completions", "POST", _generates(CompletionBody, "cmpl", completion_generation, CompletionReply)
+            ),
             route("/v1/models", "GET", _models),
             route("/v1/models/{name:path}", "GET", _model),
             route("/tokenize", "POST", _tokenize),
@@ -87,24 +90,24 @@ class _Endpoint:
         await self._handler(self._service, scope, receive, send)
 
 
-async def _chat(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), ChatBody)
-    service.check_model(body.model)
-    body.check()
-    service.check_available()
-    reply_id = new_id("chatcmpl")
-    generation = await chat_generation(service, body, reply_id)
-    await deliver(ChatReply(service, body, generation, reply_id), receive, send)
+def _generates(
+    kind: type[Body],
+    prefix: str,
+    start: Callable[[Service, Body, str], Awaitable[Generation]],
+    shape: Callable[[Service, Body, Generation, str], Reply[Body]],
+) -> Handler:
+    """The handler of an endpoint that generates: its body, its replies' id prefix, its requests, its JSON."""
 
+    async def handle(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), kind)
+        service.check_model(body.model)
+        body.check()
+        service.check_available()
+        reply_id = new_id(prefix)
+        generation = await start(service, body, reply_id)
+        await deliver(shape(service, body, generation, reply_id), receive, send)
 
-async def _completions(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), CompletionBody)
-    service.check_model(body.model)
-    body.check()
-    service.check_available()
-    reply_id = new_id("cmpl")
-    generation = await completion_generation(service, body, reply_id)
-    await deliver(CompletionReply(service, body, generation, reply_id), receive, send)
+    return handle
 
 
 async def _models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
