@@ -13,6 +13,8 @@ from neper.errors import StartupError
 
 DEFAULT_MODEL = "smollm2-135m"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_TIME_FORMAT = "%H:%M:%S"
 
 
 def _option(default: Any, help: str) -> Any:

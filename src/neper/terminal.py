@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from neper.text.tokenizer import spell_bytes
 from neper.types import PackedRows
 
 # From sure to unsure: (least probability, style). Sure tokens stay unshaded, so that the eye goes where the model
@@ -75,7 +76,7 @@ def token_name(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return spell_bytes(data)
 
 
 def shade(probability: float) -> str:

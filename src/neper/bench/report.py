@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import torch
 
-from neper import __version__
+from neper import __version__, machine
 
 
 @dataclass
@@ -42,15 +42,10 @@ class Ratio:
     met: bool
 
 
-def machine() -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
     """What the figures were taken on."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     return {
-        "cpu": name,
+        "cpu": machine.cpu_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -63,7 +58,7 @@ def write(
 ) -> str:
     """Write `stem`.json and `stem`.md into `directory`; returns the Markdown."""
     lines = [f"# {title}", ""]
-    lines += [f"- {key}: {value}" for key, value in {**setup, **machine()}.items()]
+    lines += [f"- {key}: {value}" for key, value in {**setup, **conditions()}.items()]
     lines += ["", "| case | median | spread | samples |", "| --- | --- | --- | --- |"]
     lines += [f"| {s.name} | {s.median:.1f} {s.unit} | ±{s.spread:.1%} | {len(s.samples)} |" for s in series]
     lines += ["", "| ratio | measured | bound | met |", "| --- | --- | --- | --- |"]
@@ -74,7 +69,7 @@ def write(
     data = {
         "title": title,
         "setup": setup,
-        "machine": machine(),
+        "machine": conditions(),
         "series": [asdict(s) for s in series],
         "ratios": [asdict(r) for r in ratios],
     }

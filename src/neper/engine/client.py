@@ -15,6 +15,7 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -182,7 +183,7 @@ class EngineClient:
                 stream.put(chunk)
 
     def _with_restarts(self, stats: EngineStats) -> EngineStats:
-        return EngineStats(**{**{f: getattr(stats, f) for f in stats.__struct_fields__}, "restarts": self._restarts})
+        return msgspec.structs.replace(stats, restarts=self._restarts)
 
     def _fail_streams(self, message: str) -> None:
         streams, self._streams = self._streams, {}

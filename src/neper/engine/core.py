@@ -25,14 +25,6 @@ from neper.types import FinishReason, PackedRows, Progress, Request, SamplingPar
 
 logger = logging.getLogger("neper.engine")
 
-SAMPLING_FIELDS = frozenset(
-    {
-        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
-        "ignore_eos", "skip_special_tokens",
-    }
-)  # fmt: skip
-
 
 class EngineCore:
     """Model, scheduler and the step loop. Synchronous; one thread uses it.
@@ -71,7 +63,7 @@ class EngineCore:
             vocab_size=model.vocab_size,
             max_model_len=self.settings.max_model_len,
             max_logprobs=self.settings.max_logprobs,
-            sampling_fields=SAMPLING_FIELDS,
+            sampling_fields=frozenset(SamplingParams.__struct_fields__),
             device=str(self.settings.device),
             dtype=str(self.settings.dtype).removeprefix("torch."),
             attention=ops.IMPLEMENTATIONS["attention"],

@@ -211,7 +211,8 @@ class LLM:
     ) -> Iterator[TextDelta]:
         """The reply to a conversation, step by step. Closing the iterator ends the work."""
         prompt = self.tokenizer.apply_chat_template(messages)
-        reply = self._reply(prompt, sampling_params or SamplingParams(), logprobs or LogprobParams())
+        sampling_params, logprobs = sampling_params or SamplingParams(), logprobs or LogprobParams()
+        reply = self._reply(prompt, sampling_params, logprobs, begins_text=True)
         with closing(self._run([reply])) as steps:  # a generator left to itself is closed at no certain time
             for _, delta in steps:
                 yield delta
@@ -226,7 +227,9 @@ class LLM:
             listed = list(cast("Sequence[Prompt]", prompts))
         return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in listed]
 
-    def _reply(self, prompt: list[int], sampling: SamplingParams, logprobs: LogprobParams) -> _Reply:
+    def _reply(
+        self, prompt: list[int], sampling: SamplingParams, logprobs: LogprobParams, *, begins_text: bool = False
+    ) -> _Reply:
         capabilities = self.core.capabilities
         limit = capabilities.max_model_len
         if len(prompt) > limit or (len(prompt) == limit and sampling.max_tokens != 0):
@@ -241,14 +244,7 @@ class LLM:
         problem = self.core.problem(request)
         if problem is not None:
             raise InvalidRequestError(problem)
-        detokenizer = Detokenizer(
-            self.tokenizer,
-            stop=sampling.stop,
-            include_stop=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            min_tokens=sampling.min_tokens,
-        )
-        return _Reply(request, detokenizer)
+        return _Reply(request, Detokenizer.for_reply(self.tokenizer, sampling, begins_text=begins_text))
 
     def _run(self, replies: list[_Reply]) -> Generator[tuple[_Reply, TextDelta], None, None]:
         """Advance replies to their ends; whatever happens, none is left in the engine."""

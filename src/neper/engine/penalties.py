@@ -12,8 +12,8 @@ from neper.ops import Penalties
 class PenaltyTables:
     """Counts per slot: `output_counts` [slots, V] int32 and `in_prompt` [slots, V] bool, made at start.
 
-    A slot's row is filled when a sequence with penalties first samples in it and is kept up to date by `record`;
-    sequences without penalties never touch the tables.
+    A slot's row is filled when a sequence with penalties first samples in it, and brought up to date whenever it is
+    gathered; sequences without penalties never touch the tables.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import zmq
 
+from neper.config import LOG_FORMAT, LOG_TIME_FORMAT
 from neper.engine.core import EngineCore
 from neper.engine.messages import (
     Abort,
@@ -43,7 +44,6 @@ class EngineProcess:
     """The loop around an EngineCore: take messages, step, send what the step brought."""
 
     def __init__(self, directory: Path, parent: int) -> None:
-        self._directory = directory
         self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
         context = zmq.Context()
         self._inbox = context.socket(zmq.PULL)
@@ -60,9 +60,8 @@ class EngineProcess:
         start = self._receive(wait=True)
         if not isinstance(start, Start):
             return 0 if start is None or isinstance(start, Shutdown) else 2
-        logging.basicConfig(
-            level=start.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        level = start.log_level.upper()
+        logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=LOG_TIME_FORMAT, stream=sys.stderr)
         try:
             model = source.resolve(start.config.model)
             core = EngineCore(start.config, model, lambda *progress: self._send(Loading(*progress)))
@@ -77,8 +76,6 @@ class EngineProcess:
         while self._take_messages(core):
             if core.has_work:
                 self._step(core)
-        if os.getppid() != self._parent:
-            shutil.rmtree(self._directory, ignore_errors=True)  # nobody else is left to do it
         return 0
 
     def _step(self, core: EngineCore) -> None:
@@ -125,7 +122,12 @@ def main() -> int:
     # The parent drains and then says Shutdown; a Ctrl-C that reaches the whole process group is the parent's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return EngineProcess(Path(sys.argv[1]), int(sys.argv[2])).serve()
+    directory, parent = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        return EngineProcess(directory, parent).serve()
+    finally:
+        if os.getppid() != parent:
+            shutil.rmtree(directory, ignore_errors=True)  # nobody else is left to do it
 
 
 if __name__ == "__main__":

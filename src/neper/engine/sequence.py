@@ -40,7 +40,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         wants_prompt = request.logprobs.prompt_top_k is not None
-        self.next_score = max(1, request.logprobs.prompt_start) if wants_prompt else self.num_prompt_tokens
+        self.next_score = request.logprobs.prompt_start if wants_prompt else self.num_prompt_tokens
         self.block_table: list[int] = []
         self.num_hashed_blocks = 0
         self.slot = -1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from neper import machine
 from neper.config import EngineConfig
 from neper.errors import StartupError
 from neper.models.kv_cache import KVCache
@@ -48,7 +48,7 @@ def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
     max_model_len = config.max_model_len or model_limit
     if max_model_len > model_limit:
         raise StartupError(f"max_model_len {max_model_len} is beyond the model's context of {model_limit} tokens")
-    num_threads = config.num_threads or os.cpu_count() or 1
+    num_threads = choose_threads(config.num_threads)
     block_bytes = KVCache.bytes_per_block(
         num_layers=source.config.num_layers,
         block_size=config.block_size,
@@ -58,7 +58,7 @@ def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
     )
     cache_bytes = config.kv_cache_memory
     if cache_bytes is None:
-        cache_bytes = int(min(_DEFAULT_CACHE_BYTES, available_memory() * _DEFAULT_CACHE_SHARE))
+        cache_bytes = int(min(_DEFAULT_CACHE_BYTES, machine.available_memory() * _DEFAULT_CACHE_SHARE))
     # No more than all sequences at full length could use, and block 0 is nobody's.
     per_sequence = -(-max_model_len // config.block_size)
     num_blocks = min(cache_bytes // block_bytes, per_sequence * config.max_num_seqs + 1)
@@ -123,29 +123,11 @@ def choose_device(name: str | None) -> torch.device:
 
 def choose_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device multiplies it natively, else float32."""
-    if device.type == "cuda" or has_fast_bfloat16():
+    if device.type == "cuda" or machine.cpu_flags() & {"avx512_bf16", "amx_bf16"}:
         return torch.bfloat16
     return torch.float32
 
 
-def has_fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16 or AMX)."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def available_memory() -> int:
-    """Bytes of memory that can be taken without swapping."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (AttributeError, ValueError, OSError):
-        return 4 * 2**30
+def choose_threads(asked: int | None) -> int:
+    """CPU threads of the engine: as many as asked for, or one a core."""
+    return asked or os.cpu_count() or 1

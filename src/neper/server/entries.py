@@ -16,7 +16,7 @@ import orjson
 
 from neper.server.score_texts import ScoreText, listed_ids
 from neper.text.detokenizer import Detokenizer, TextToken
-from neper.text.tokenizer import Tokenizer
+from neper.text.tokenizer import Tokenizer, spell_bytes
 
 
 class FragmentTable(dict[int, bytes]):
@@ -221,7 +221,7 @@ def _legacy_key(text: str, data: bytes, held: bytes) -> bytes:
         return b",%b:" % orjson.dumps(text)
     if _is_text(data):
         return b",%b:" % orjson.dumps(data.decode())
-    return b",%b:" % orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in data))
+    return b",%b:" % orjson.dumps(spell_bytes(data))
 
 
 def _is_text(data: bytes) -> bool:

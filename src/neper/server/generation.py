@@ -117,15 +117,7 @@ class Choice:
         self._scores = scores
         self._top_k = request.logprobs.top_k
         self._begins = begins_text and tokenizer.strips_leading_space
-        sampling = request.sampling
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            stop=sampling.stop,
-            include_stop=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            min_tokens=sampling.min_tokens,
-            begins_text=begins_text,
-        )
+        self._detokenizer = Detokenizer.for_reply(tokenizer, request.sampling, begins_text=begins_text)
 
     def step(self, chunk: TokenChunk) -> Delta | None:
         """The delta of a chunk, or None when the chunk settles nothing. Raises EngineError when the engine failed."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from neper.engine.interface import Capabilities
 from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from neper.server.generation import Choice, Generation, Prompt
@@ -164,8 +166,7 @@ def _with(sampling: SamplingParams, max_tokens: int, place: int) -> SamplingPara
     seed = sampling.seed
     if seed is not None and place:
         seed = (seed + place + 2**63) % 2**64 - 2**63
-    fields = {name: getattr(sampling, name) for name in SamplingParams.__struct_fields__}
-    return SamplingParams(**{**fields, "max_tokens": max_tokens, "seed": seed})
+    return msgspec.structs.replace(sampling, max_tokens=max_tokens, seed=seed)
 
 
 async def _prompt(service: Service, source: str | list[int]) -> Prompt:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 import neper
-from neper.config import EngineConfig, ServerConfig
+from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, ServerConfig
 from neper.errors import StartupError
 from neper.progress import ProgressLine
 
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 # After the drain timeout, for the errors to reach their clients.
 _CLOSING_SECONDS = 2
 _FAREWELL_SECONDS = 0.3
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
@@ -60,9 +59,7 @@ def configure_logging(level: str) -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {
-                "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%H:%M:%S"}
-            },
+            "formatters": {"line": {"format": LOG_FORMAT, "datefmt": LOG_TIME_FORMAT}},
             "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
             "loggers": {
                 "neper": {"level": level.upper(), "handlers": ["stderr"], "propagate": False},

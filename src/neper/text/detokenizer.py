@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from neper.text.stop_strings import StopMatcher
 from neper.text.tokenizer import Tokenizer, split_text
+from neper.types import SamplingParams
 
 
 class TextToken(NamedTuple):
@@ -100,6 +101,18 @@ class Detokenizer:
         self._held = b""
         self._length = 0
         self._waiting: deque[_Waiting] = deque()
+
+    @classmethod
+    def for_reply(cls, tokenizer: Tokenizer, sampling: SamplingParams, *, begins_text: bool = False) -> Detokenizer:
+        """The detokenizer of a reply that was asked for with `sampling`."""
+        return cls(
+            tokenizer,
+            stop=sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            min_tokens=sampling.min_tokens,
+            begins_text=begins_text,
+        )
 
     def step(self, token_ids: Sequence[int], *, ended: bool = False) -> list[TextToken]:
         """Takes the next ids (Python ints); returns the tokens that are settled now, in order.

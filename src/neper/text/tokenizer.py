@@ -43,6 +43,11 @@ def split_text(data: bytes) -> tuple[str, bytes]:
     return text, data[used:]
 
 
+def spell_bytes(data: bytes) -> str:
+    """Bytes that are no whole characters, for people and as keys: `bytes:\\xf0\\x9f`."""
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 class _Pieces(dict[int, Piece]):
     """Pieces by id, made when first asked for: a lookup is one dict access."""
 
