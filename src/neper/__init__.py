@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neper.engine.llm import LLM, Completion, TextDelta
-    from neper.ops import TokenLogprobs, token_logprobs
+    from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, linear_logprobs, token_logprobs
     from neper.types import FinishReason, LogprobParams, PackedRows, SamplingParams
 
 __version__ = "0.1.0"
@@ -16,12 +16,15 @@ __all__ = [
     "LLM",
     "Completion",
     "FinishReason",
+    "LogprobBuffers",
     "LogprobParams",
     "PackedRows",
     "SamplingParams",
     "TextDelta",
     "TokenLogprobs",
+    "TokenSets",
     "__version__",
+    "linear_logprobs",
     "token_logprobs",
 ]
 
@@ -30,11 +33,14 @@ _HOMES = {
     "LLM": "neper.engine.llm",
     "Completion": "neper.engine.llm",
     "FinishReason": "neper.types",
+    "LogprobBuffers": "neper.ops",
     "LogprobParams": "neper.types",
     "PackedRows": "neper.types",
     "SamplingParams": "neper.types",
     "TextDelta": "neper.engine.llm",
     "TokenLogprobs": "neper.ops",
+    "TokenSets": "neper.ops",
+    "linear_logprobs": "neper.ops",
     "token_logprobs": "neper.ops",
 }
 

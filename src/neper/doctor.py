@@ -49,9 +49,7 @@ def examine() -> Report:
     findings = [*_system(), *_packages()]
     if any(finding.state == "missing" for finding in findings):
         return Report(tuple(findings))
-    devices = _device()
-    on_gpu = any(finding.name == "device" and finding.value != "cpu" for finding in devices)
-    return Report((*findings, *devices, *_backends(on_gpu), *_model()))
+    return Report((*findings, *_device(), *_backends(), *_model()))
 
 
 def render(report: Report) -> str:
@@ -134,17 +132,15 @@ def _device() -> list[Finding]:
     ]
 
 
-def _backends(on_gpu: bool) -> list[Finding]:
-    from neper.ops import IMPLEMENTATIONS
+def _backends() -> list[Finding]:
+    from neper.engine import settings
+    from neper.ops import backends
 
+    device = settings.choose_device(EngineConfig().device)
     findings = []
-    state: State
-    for family, implementation in sorted(IMPLEMENTATIONS.items()):
-        reason, state = "", "ok"
-        if implementation == "reference":
-            reason = "plain torch operations" + ", not the fastest on a GPU" * on_gpu
-            state = "note" if on_gpu else "ok"
-        findings.append(Finding(family, implementation, reason, state))
+    for family, backend in (("attention", backends.attention(device)), ("scoring", backends.scoring(device))):
+        slow = backend.name == "reference" and device.type != "cpu"
+        findings.append(Finding(family, backend.name, backend.why, "note" if slow else "ok"))
     try:
         findings.append(Finding("triton", metadata.version("triton")))
     except metadata.PackageNotFoundError:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from neper.ops import Bias, DrawInputs, Penalties, noise_keys, sample
-from neper.ops.sampling import edit_logits, gumbel
+from neper.ops.logprobs import token_logprobs
+from neper.ops.sampling import edit_logits, gumbel, processed_logits
 
 
 def draws(
@@ -181,3 +182,114 @@ def test_rows_with_nothing_left_are_invalid_and_sample_id_0() -> None:
     ids, valid = sample(logits, bias=bias, draws=draws(3, 2))
     assert valid.tolist() == [True, False, False]
     assert ids[1:].tolist() == [0, 0]
+
+
+def left(row: Tensor) -> set[int]:
+    return set((row > -math.inf).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("vocab", [40, 3000])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (5.0, 0, 0.95, 0.0),
+        (1.0, 0, 1.0, 0.02),
+        (0.8, 12, 0.7, 0.05),
+    ],
+)
+def test_processed_logits_are_what_draws_follow(
+    vocab: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0)) * 2
+    inputs = draws(3, vocab, temperature=temperature, top_k=top_k or None, top_p=top_p, min_p=min_p)
+    x = processed_logits(logits, draws=inputs)
+    scores = token_logprobs(x, None, vocab, temperature=inputs.temperature)
+    for r in range(3):
+        want = kept(logits[r], temperature=temperature, top_k=top_k or vocab, top_p=top_p, min_p=min_p)
+        assert left(x[r]) == set(want)
+        assert all(x[r, i] == logits[r, i] for i in want)
+        listed = dict(zip(scores.top_ids[r].tolist(), scores.top_logprobs[r].double().exp().tolist(), strict=True))
+        listed.pop(-1, None)
+        assert listed == pytest.approx(want, abs=1e-6)
+
+
+def test_processed_logits_keep_exactly_what_can_be_drawn() -> None:
+    """Noise for many seeds reaches all that is kept and nothing else, also at ties and bounds that rounding decides."""
+    count = 3000
+    rows = [
+        torch.tensor([1.0, 1.0, 1.0, 1.0, 0.9, 0.9, -math.inf, 0.5]),
+        torch.zeros(8),
+        torch.tensor([0.0, -0.0, 0.0, -1.0, -1.0, -1.0, -2.0, -math.inf]),
+    ]
+    filters = [
+        {"top_k": 3},
+        {"top_p": 0.5},
+        {"top_p": 0.625},
+        {"min_p": 0.9},
+        {"min_p": 1.0},
+        {"top_k": 6, "top_p": 0.5},
+    ]
+    for row in rows:
+        for given in filters:
+            inputs = draws(count, 8, **given)  # type: ignore[arg-type]
+            x = processed_logits(row.expand(count, -1), draws=inputs)
+            ids, _ = sample(row.expand(count, -1), draws=inputs)
+            assert set(ids.tolist()) == left(x[0]), (row, given)
+            assert (x == x[0]).all()
+    assert left(processed_logits(rows[0][None], draws=draws(1, 8, top_k=3))[0]) == {0, 1, 2}
+    assert left(processed_logits(rows[0][None], draws=draws(1, 8, min_p=1.0))[0]) == {0, 1, 2, 3}
+
+
+def test_processed_logits_beyond_the_first_candidates() -> None:
+    flat = torch.zeros(2, 3000)
+    x = processed_logits(flat, draws=draws(2, 3000, top_p=0.95))
+    assert [left(row) for row in x] == [set(range(2850))] * 2
+    tied = processed_logits(flat, draws=draws(2, 3000, min_p=1.0))
+    assert [len(left(row)) for row in tied] == [3000] * 2
+
+
+def test_processed_rows_that_are_greedy_or_unfiltered_are_edited_only() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1)).bfloat16()
+    bias = Bias(torch.tensor([0, 2]), torch.tensor([3, 4]), torch.tensor([2.0, -math.inf]))
+    inputs = draws(4, 50, top_k=5)
+    some = dataclasses.replace(
+        inputs.take(torch.tensor([1, 3])), top_k=torch.tensor([5, 50]), rows=torch.tensor([3, 1])
+    )
+    x = processed_logits(logits, bias=bias, draws=some)
+    edited = edit_logits(logits, None, bias)
+    assert x.dtype == torch.float32
+    assert torch.equal(x[[0, 1, 2]], edited[[0, 1, 2]])
+    assert len(left(x[3])) == 5
+    assert torch.equal(processed_logits(logits, draws=draws(4, 50)), logits.float())
+    assert processed_logits(logits).data_ptr() != logits.data_ptr()
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_processed_rows_that_are_invalid_stay_so(poison: float) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
+    logits[1, 49] = poison
+    logits[2] = -math.inf
+    inputs = draws(3, 50, top_k=2, top_p=0.5)
+    bias = Bias(torch.tensor([1]), torch.tensor([49]), torch.tensor([-math.inf]))
+    for given in (None, bias):
+        x = processed_logits(logits, bias=given, draws=inputs)
+        scores = token_logprobs(x, sample(logits, bias=given, draws=inputs)[0], 3, temperature=inputs.temperature)
+        assert scores.valid.tolist() == [True, False, False]
+
+
+def test_elsewhere_than_on_a_cpu_nothing_depends_on_values() -> None:
+    """Meta tensors have no values: an op that looks at one fails."""
+    inputs = draws(3, 5000, top_k=5, top_p=0.5)
+    there = DrawInputs(
+        **{
+            field.name: value.to("meta") if isinstance(value, Tensor) else value
+            for field in dataclasses.fields(inputs)
+            for value in [getattr(inputs, field.name)]
+        }
+    )
+    logits = torch.zeros(4, 5000, device="meta")
+    assert processed_logits(logits, draws=there).shape == (4, 5000)
+    assert sample(logits, draws=there)[0].shape == (4,)

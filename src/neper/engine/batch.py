@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -17,34 +18,33 @@ from neper.ops.sampling import Bias
 
 @dataclass(frozen=True)
 class SampleInputs:
-    """The S rows of a step that get a next token.
+    """The S rows of a step that get a next token, in an order that leaves every part of them a slice.
+
+    First the rows without scores, then those that are scored and sampled (or edited), last those that are scored and
+    take the model's own best token: the reduction that scores them finds it.
 
     Attributes:
         chunks: [S], the chunk of each row.
         hidden_rows: [S] int64, the row of each in the step's hidden states.
+        num_chosen: how many rows, from the first on, have their token chosen by `sample`.
         draws: parameters of those that are not greedy; None when all are.
         bias: logit bias and bans; None when there is none.
-        penalized: the rows (0..S) that have penalties.
-        scored: [(top_k, rows 0..S)], the rows that want logprobs, by top_k; empty when nobody asked.
+        penalized: the rows that have penalties.
+        scored: [(top_k, number of rows)], runs of rows that want logprobs, up to the last row; empty when nobody asked.
     """
 
     chunks: tuple[ScheduledChunk, ...]
     hidden_rows: Tensor
+    num_chosen: int
     draws: DrawInputs | None
     bias: Bias | None
     penalized: tuple[int, ...]
-    scored: tuple[tuple[int, tuple[int, ...]], ...]
+    scored: tuple[tuple[int, int], ...]
 
     @property
-    def scored_rows(self) -> list[int]:
-        """All rows that want logprobs, in the order of `scored`."""
-        return [row for _, rows in self.scored for row in rows]
-
-    @property
-    def greedy_is_listed(self) -> bool:
-        """Every row takes the model's own best token and is scored: the reduction alone gives all of the step."""
-        edited = self.draws is not None or self.bias is not None or bool(self.penalized)
-        return not edited and len(self.scored_rows) == len(self.chunks)
+    def num_plain(self) -> int:
+        """How many rows, from the first on, have no scores."""
+        return len(self.chunks) - sum(count for _, count in self.scored)
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,29 @@ def _groups(plan: StepPlan, starts: list[int], block_size: int, device: torch.de
 
 
 def _sample_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, device: torch.device) -> SampleInputs:
-    params = [chunk.seq.request.sampling for chunk, _ in sampled]
-    by_top_k: dict[int, list[int]] = {}
-    for row, (chunk, _) in enumerate(sampled):
-        top_k = chunk.seq.request.logprobs.top_k
-        if top_k is not None:
-            by_top_k.setdefault(top_k, []).append(row)
+    sampled = sorted(sampled, key=lambda row: _place(row[0]))
+    places = [_place(chunk) for chunk, _ in sampled]
+    num_chosen = sum(not listed for _, listed, _ in places)
+    scored = groupby(place for place in places if place[0])
     return SampleInputs(
         chunks=tuple(chunk for chunk, _ in sampled),
         hidden_rows=torch.tensor([row for _, row in sampled], device=device),
+        num_chosen=num_chosen,
         draws=_draw_inputs(sampled, vocab_size, device),
         bias=_bias([chunk for chunk, _ in sampled], vocab_size, device),
-        penalized=tuple(row for row, p in enumerate(params) if p.penalized),
-        scored=tuple((top_k, tuple(rows)) for top_k, rows in by_top_k.items()),
+        penalized=tuple(row for row, (chunk, _) in enumerate(sampled) if chunk.seq.request.sampling.penalized),
+        scored=tuple((top_k, len(list(run))) for (_, _, top_k), run in scored),
     )
+
+
+def _place(chunk: ScheduledChunk) -> tuple[bool, bool, int]:
+    """What a row's place in SampleInputs follows from: scored, its token is the first of its list, top_k."""
+    request = chunk.seq.request
+    top_k = request.logprobs.top_k
+    if top_k is None:
+        return False, False, 0
+    sampling = request.sampling
+    return True, sampling.greedy and not sampling.penalized and not len(chunk.seq.logit_edits.ids), top_k
 
 
 def _bias(chunks: list[ScheduledChunk], vocab_size: int, device: torch.device) -> Bias | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 
 import torch
 
-from neper import ops
 from neper.config import EngineConfig
 from neper.engine import batch, readback, settings
 from neper.engine.allocator import keep_freed_memory
@@ -21,6 +21,7 @@ from neper.engine.sequence import Sequence
 from neper.models import registry
 from neper.models.kv_cache import KVCache
 from neper.models.source import ModelSource
+from neper.ops import backends, warm_up
 from neper.types import FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
 
 logger = logging.getLogger("neper.engine")
@@ -66,12 +67,28 @@ class EngineCore:
             sampling_fields=frozenset(SamplingParams.__struct_fields__),
             device=str(self.settings.device),
             dtype=str(self.settings.dtype).removeprefix("torch."),
-            attention=ops.IMPLEMENTATIONS["attention"],
-            scoring=ops.IMPLEMENTATIONS["scoring"],
+            attention=backends.attention(self.settings.device).name,
+            scoring=backends.scoring(self.settings.device).name,
         )
+        self._prepare_scoring()
         self._sequences: dict[str, Sequence] = {}
         self._ready: list[TokenChunk] = []
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = self._steps = 0
+
+    def _prepare_scoring(self) -> None:
+        """Say what computes what, and compile what requests will need."""
+        device = self.settings.device
+        for family, backend in (("attention", backends.attention(device)), ("scoring", backends.scoring(device))):
+            logger.info("%s: %s (%s)", family, backend.name, backend.why)
+        started = time.monotonic()
+        warm_up(
+            vocab_size=self.capabilities.vocab_size,
+            dtype=self.settings.dtype,
+            max_top_k=self.settings.max_logprobs,
+            device=device,
+        )
+        if (seconds := time.monotonic() - started) > 0.5:
+            logger.info("compiled the scoring kernels in %.1f s; they are kept for the next start", seconds)
 
     @property
     def has_work(self) -> bool:

@@ -10,11 +10,8 @@ from neper.engine.penalties import PenaltyTables
 from neper.engine.readback import Segment, StepOutput
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
-from neper.ops import sample, token_logprobs
+from neper.ops import linear_logprobs, sample, token_logprobs
 from neper.ops.packing import pack_scores, pack_tokens
-
-# Prompt logits exist for this many bytes (as float32) at a time, whatever the prompt's length.
-_PROMPT_LOGITS_BYTES = 64 * 2**20
 
 
 class ModelRunner:
@@ -38,37 +35,42 @@ class ModelRunner:
         return StepOutput(inputs.plan, torch.cat(packed) if packed else None, tuple(segments))
 
     def _sample(self, hidden: Tensor, inputs: SampleInputs, packed: list[Tensor], segments: list[Segment]) -> None:
-        # float32 once for sampling and scores: both read it so, and the CPU reduces bfloat16 at a fifth of the speed.
-        logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows)).float()
-        # One reduction for all rows that asked, at the largest k among them; a row's bits do not depend on k.
-        scored_rows = inputs.scored_rows
-        index = None
-        if scored_rows != list(range(len(inputs.chunks))):
-            index = torch.tensor(scored_rows, dtype=torch.int64, device=logits.device)
-        largest_k = max((top_k for top_k, _ in inputs.scored), default=0)
-        if inputs.greedy_is_listed:
-            scores = token_logprobs(logits, None, max(1, largest_k), rows=index)
+        logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows))
+        if logits.device.type == "cpu":
+            # Once for sampling and scores: both read float32, and the CPU reduces bfloat16 at a fifth of the speed.
+            logits = logits.float()
+        chosen, plain = inputs.num_chosen, inputs.num_plain
+        token_ids: Tensor | None = None
+        valid: Tensor | None = None
+        if chosen:
+            token_ids, valid = self._choose(logits[:chosen], inputs)
+            if plain:
+                packed.append(pack_tokens(token_ids[:plain], valid[:plain]))
+                segments.append(Segment(inputs.chunks[:plain], plain, None, False))
+            listed = len(inputs.chunks) - chosen
+            token_ids = torch.nn.functional.pad(token_ids[plain:], (0, listed), value=-1)
+            valid = torch.nn.functional.pad(valid[plain:], (0, listed), value=True)
+        if not inputs.scored:
+            return
+        # One reduction for all rows that asked, at the largest k among them: a row's bits do not depend on k. A row
+        # whose token is still to be found (-1) takes it from its list.
+        largest_k = max(top_k for top_k, _ in inputs.scored)
+        if chosen < len(inputs.chunks):
+            largest_k = max(1, largest_k)
+        scores = token_logprobs(logits[plain:], token_ids, largest_k)
+        if token_ids is None or valid is None:
             token_ids = scores.top_ids[:, 0].clamp(min=0)
         else:
-            token_ids, valid = self._choose(logits, inputs)
-            plain_rows = [row for row in range(len(inputs.chunks)) if row not in scored_rows]
-            if plain_rows:
-                plain = torch.tensor(plain_rows, device=logits.device)
-                packed.append(pack_tokens(token_ids[plain], valid[plain]))
-                segments.append(Segment(tuple(inputs.chunks[row] for row in plain_rows), len(plain_rows), None, False))
-            if not scored_rows:
-                return
-            if index is not None:
-                token_ids, valid = token_ids[index], valid[index]
-            scores = token_logprobs(logits, token_ids, largest_k, rows=index)
+            if chosen < len(inputs.chunks):
+                token_ids = torch.where(token_ids < 0, scores.top_ids[:, 0].clamp(min=0), token_ids)
             # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
             scores = scores._replace(rank=scores.rank.masked_fill(~valid, 0))
         start = 0
-        for top_k, rows in inputs.scored:
-            part = slice(start, start + len(rows))
+        for top_k, count in inputs.scored:
+            part = slice(start, start + count)
             packed.append(pack_scores(token_ids[part], scores.take(part), top_k))
-            segments.append(Segment(tuple(inputs.chunks[row] for row in rows), len(rows), top_k, False))
-            start += len(rows)
+            segments.append(Segment(inputs.chunks[plain:][part], count, top_k, False))
+            start += count
 
     def _choose(self, logits: Tensor, inputs: SampleInputs) -> tuple[Tensor, Tensor]:
         """Token ids [S] and their validity [S]."""
@@ -80,10 +82,9 @@ class ModelRunner:
     def _score_prompt(
         self, hidden: Tensor, inputs: PromptScoreInputs, packed: list[Tensor], segments: list[Segment]
     ) -> None:
-        tile = max(1, _PROMPT_LOGITS_BYTES // (4 * self.decoder.config.vocab_size))
-        count = len(inputs.token_ids)
-        for begin in range(0, count, tile):
-            ids = inputs.token_ids[begin : begin + tile]
-            logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows[begin : begin + tile]))
-            packed.append(pack_scores(ids, token_logprobs(logits, ids, inputs.top_k), inputs.top_k))
-        segments.append(Segment((inputs.chunk,), count, inputs.top_k, True))
+        rows = hidden.index_select(0, inputs.hidden_rows)
+        scores = linear_logprobs(
+            rows, self.decoder.logits, inputs.token_ids, inputs.top_k, vocab_size=self.decoder.config.vocab_size
+        )
+        packed.append(pack_scores(inputs.token_ids, scores, inputs.top_k))
+        segments.append(Segment((inputs.chunk,), len(inputs.token_ids), inputs.top_k, True))

@@ -1,23 +1,23 @@
-"""The device math, usable alone: what is computed from logits, and by which implementation.
+"""The device math, usable alone: what is computed from logits. `backends` says by which implementation."""
 
-Every op has one public function here; the implementation is chosen by device in this file and nowhere else. Today the
-plain-torch reference serves all devices.
-"""
-
-from neper.ops.reference import TokenLogprobs, greedy_tokens, token_logprobs
+from neper.ops.linear_logprobs import linear_logprobs
+from neper.ops.logprobs import token_logprobs, warm_up
+from neper.ops.order import greedy_tokens
+from neper.ops.results import LogprobBuffers, TokenLogprobs
 from neper.ops.sampling import Bias, DrawInputs, Penalties, noise_keys, sample
-
-IMPLEMENTATIONS = {"attention": "reference", "scoring": "reference"}
-"""Which implementation serves each op family, for `neper doctor` and the start-up log."""
+from neper.ops.token_sets import TokenSets
 
 __all__ = [
-    "IMPLEMENTATIONS",
     "Bias",
     "DrawInputs",
+    "LogprobBuffers",
     "Penalties",
     "TokenLogprobs",
+    "TokenSets",
     "greedy_tokens",
+    "linear_logprobs",
     "noise_keys",
     "sample",
     "token_logprobs",
+    "warm_up",
 ]

@@ -5,180 +5,248 @@ For one row of logits x[0..V), read as float32:
     M = max x        L = log sum exp(x - M)        logprob(i) = (x[i] - M) - L
 
 M and L stay two numbers: folding them into one normaliser would let a large common offset eat L's low bits, and
-`softmax().log()` is -inf at a gap of about 104.
+`softmax().log()` is -inf at a gap of about 104. In the tempered view every x - M is multiplied by 1 / temperature.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
+from neper.ops.order import KEY_BYTES, ordered_top_k, sorts_whole_rows, top_k_by_key
+from neper.ops.results import LogprobBuffers, TokenLogprobs
+from neper.ops.token_sets import LISTED_WHOLE, TokenSets
 
 # Terms of a row's sum are added in segments of this many, then the segments: the tree depends on V alone. torch's own
 # sum over a whole row splits a lone long row between threads, so a row's bits would depend on its company.
 _SUM_SEGMENT = 512
-# Ids are looked at in chunks of this many where that saves looking at most of them.
-_CHUNK = 128
+# Working memory of a call, beside its results: rows are scored in tiles of this size, one row at least.
+_TILE_BYTES = 64 * 2**20
+# Of it per logit: the float32, its exponential or a copy that fills the last chunk up, keys of up to a quarter of them.
+_LOGIT_BYTES = 24
+# Below this a temperature means greedy, whose scores are those of the raw view.
+_GREEDY = 1e-5
 
 
-class TokenLogprobs(NamedTuple):
-    """Scores of R rows, on the device of the logits.
-
-    Attributes:
-        logprob: [R] float32, natural log, of the row's token.
-        rank: [R] int32, 1 + the number of ids with a strictly greater logit; 0 in an invalid row.
-        top_ids: [R, k] int32, by (logit descending, id ascending); -1 in unused places.
-        top_logprobs: [R, k] float32; -inf in unused places.
-        valid: [R] bool; False where the row holds NaN or +inf, or nothing above -inf. All else of such a row is
-            filled: logprob -inf, rank 0, an empty list.
-    """
-
-    logprob: Tensor
-    rank: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
-    valid: Tensor
-
-    def take(self, rows: slice) -> TokenLogprobs:
-        """The scores of some rows."""
-        return TokenLogprobs(*(field[rows] for field in self))
-
-
+@torch.no_grad()
 def token_logprobs(
-    logits: Tensor, token_ids: Tensor | None, top_k: int = 0, *, rows: Tensor | None = None
+    logits: Tensor,
+    token_ids: Tensor | None,
+    top_k: int,
+    *,
+    width: int,
+    row_top_k: Tensor | None = None,
+    temperature: Tensor | None = None,
+    allowed: TokenSets | None = None,
+    named: TokenSets | None = None,
+    rows: Tensor | None = None,
+    out: LogprobBuffers | None = None,
 ) -> TokenLogprobs:
-    """Logprob and rank of one token per row, and the row's top k.
+    """The reference behind `ops.token_logprobs`, which says what the arguments mean and has checked them.
 
     Args:
-        logits: [N, V] float32, bfloat16 or float16, any row stride.
-        token_ids: [R] int, the token of each row, 0 <= id < V. None = each row's best (the greedy token): it is the
-            first of the list, `top_ids[:, 0]`, and costs nothing beyond it. Needs top_k >= 1.
-        top_k: alternatives to list, 0 <= top_k; more than V lists V. Ids at -inf are never listed.
-        rows: [R] int, the rows of `logits` to score; None = all (R = N).
-
-    Returns:
-        TokenLogprobs. A row's bits depend on that row and V alone, never on top_k, R or its neighbours.
+        top_k: 0 <= top_k <= width; more than V lists V.
+        width: places of a row's list in the result.
+        named: the sets of logprob_token_ids.
 
     Raises:
-        InvalidRequestError: on shapes that do not fit, or a negative top_k.
+        InvalidRequestError: on the CPU, for a token id that is neither -1 nor in the vocabulary.
     """
-    if logits.dim() != 2 or not logits.is_floating_point():
-        raise InvalidRequestError(f"logits must be a [rows, vocabulary] float tensor, got {list(logits.shape)}")
-    if top_k < 0:
-        raise InvalidRequestError(f"top_k must be at least 0, got {top_k}", param="top_k")
-    if rows is not None:
-        logits = logits.index_select(0, rows.long())
-    if token_ids is None and top_k == 0:
-        raise InvalidRequestError("without token_ids top_k must be at least 1", param="top_k")
-    if token_ids is not None and token_ids.shape != logits.shape[:1]:
-        raise InvalidRequestError(
-            f"token_ids must hold one id per row: got {list(token_ids.shape)} for {logits.shape[0]} rows"
-        )
-    x = logits.float().contiguous()  # torch's vector and strided kernels differ in the last bit
-    count, vocab = x.shape
+    vocab = logits.shape[1]
+    count = len(logits) if rows is None else len(rows)
+    if token_ids is not None and token_ids.device.type == "cpu":
+        _check_ids(token_ids, vocab)
+    scores = TokenLogprobs.empty(count, width, logits.device) if out is None else out.view(count, width)
+    factor = None
+    if temperature is not None:
+        factor = torch.where(temperature < _GREEDY, 1.0, 1.0 / temperature)
     k = min(top_k, vocab)
-    if count == 0:
-        empty = x.new_empty((0,))
-        return TokenLogprobs(
-            empty, empty.int(), x.new_empty((0, top_k), dtype=torch.int32), x.new_empty((0, top_k)), empty.bool()
+    tile = max(1, _TILE_BYTES // (vocab * (KEY_BYTES if k and sorts_whole_rows(k, vocab) else _LOGIT_BYTES)))
+    for begin in range(0, count, tile):
+        part = slice(begin, min(begin + tile, count))
+        selected = logits[part] if rows is None else logits.index_select(0, rows[part].long())
+        _score(
+            selected.float().contiguous(),  # torch's vector and strided kernels differ in the last bit
+            _part(token_ids, part),
+            k,
+            _part(row_top_k, part),
+            _part(factor, part),
+            allowed.take(part) if allowed is not None else None,
+            named.take(part) if named is not None else None,
+            scores.take(part),
         )
-    maximum, log_sum = row_normaliser(x)
+    return scores
+
+
+def row_normaliser(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """M and L of each row of x [R, V] float32: ([R], [R]) float32. Not finite in an invalid row.
+
+    `factor` [R] float32 is 1 / temperature of the tempered view: L = log sum exp((x - M) * factor).
+    """
+    maximum, total = exp_sums(x, factor)
+    return maximum, total.log_()
+
+
+def exp_sums(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """M = max x and sum exp(x - M) of each row of x [R, V] float32; the sum is NaN where M is not finite."""
+    maximum = x.amax(-1)
+    terms = x - maximum.unsqueeze(1)
+    if factor is not None:
+        terms.mul_(factor.unsqueeze(1))
+    # Not exp2, though it takes under half the time: torch's CPU exp2 computes the last few elements of each thread's
+    # share with other code than the rest, so a row's bits would depend on its company and on the number of threads.
+    return maximum, _sum_rows(terms.exp_())
+
+
+def _score(
+    x: Tensor,
+    token_ids: Tensor | None,
+    k: int,
+    row_top_k: Tensor | None,
+    factor: Tensor | None,
+    allowed: TokenSets | None,
+    named: TokenSets | None,
+    scores: TokenLogprobs,
+) -> None:
+    """Score the rows of x [R, V] float32 into `scores`."""
+    maximum, log_sum = row_normaliser(x, factor)
     valid = maximum.isfinite()  # amax keeps NaN, so a finite maximum means: no NaN, no +inf, something above -inf
-    values, ids = ordered_top_k(x, k)
+    values, ids = _search(x, maximum, k, row_top_k)
     if token_ids is None:
         chosen, rank = maximum, torch.ones_like(maximum, dtype=torch.int32)
     else:
-        chosen = x.gather(1, token_ids.long().unsqueeze(1)).squeeze(1)
+        chosen = _logits_of(x, token_ids, maximum)
         rank = _rank(x, chosen, maximum, values)
-    logprob = (chosen - maximum) - log_sum
-    top_logprobs = (values - maximum.unsqueeze(1)) - log_sum.unsqueeze(1)
-    listed = (values > -torch.inf) & valid.unsqueeze(1)
-    return TokenLogprobs(
-        logprob=logprob.masked_fill(~valid, -torch.inf),
-        rank=rank.masked_fill(~valid, 0),
-        top_ids=_widen(ids.masked_fill(~listed, -1), top_k, -1),
-        top_logprobs=_widen(top_logprobs.masked_fill(~listed, -torch.inf), top_k, -torch.inf),
-        valid=valid,
-    )
+    scores.valid.copy_(valid)
+    _write_token(scores, _log_softmax(chosen, maximum, log_sum, factor), rank)
+    listed = values > -torch.inf
+    if row_top_k is not None:
+        listed &= torch.arange(values.shape[1], device=x.device) < row_top_k.unsqueeze(1)
+    _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
+    # Rows with sets are few, and the sets of any length; the host knows which rows have one.
+    for row, ids in _each(allowed):
+        here = slice(row, row + 1)
+        _score_within(
+            ids, x[here], _part(token_ids, here), k, _part(row_top_k, here), _part(factor, here), scores.take(here)
+        )
+    for row, ids in _each(named):
+        here = slice(row, row + 1)
+        values, ids = top_k_by_key(x[here].index_select(1, ids), ids, len(ids))
+        logprobs = _log_softmax(values, maximum[here], log_sum[here], _part(factor, here))
+        _write_list(scores.take(here), ids, logprobs, torch.ones_like(values, dtype=torch.bool))
 
 
-def row_normaliser(x: Tensor) -> tuple[Tensor, Tensor]:
-    """M and L of each row of x [R, V] float32: ([R], [R]) float32. Not finite in an invalid row."""
-    maximum = x.amax(-1)
-    # Not exp2, though it takes under half the time: torch's CPU exp2 computes the last few elements of each thread's
-    # share with other code than the rest, so a row's bits would depend on its company and on the number of threads.
-    terms = (x - maximum.unsqueeze(1)).exp_()
-    return maximum, _sum_rows(terms).log_()
+def _part(per_row: Tensor | None, rows: slice) -> Tensor | None:
+    return None if per_row is None else per_row[rows]
 
 
-def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The best id of each row, the lowest among equals, and whether the row is valid.
+def _each(sets: TokenSets | None) -> Iterator[tuple[int, Tensor]]:
+    """The rows that have a set, and its ids [n] int64."""
+    if sets is not None:
+        for row in sets.lengths.nonzero()[0].tolist():
+            yield row, sets.row(row).long()
 
-    Args:
-        logits: [R, V] float.
 
-    Returns:
-        ids [R] int64 (0 in an invalid row) and valid [R] bool.
+def _score_within(
+    allowed: Tensor,
+    x: Tensor,
+    token_id: Tensor | None,
+    k: int,
+    row_top_k: Tensor | None,
+    factor: Tensor | None,
+    scores: TokenLogprobs,
+) -> None:
+    """Score one row x [1, V] over the ids `allowed` [n] int64 alone, into `scores`, which hold the row's validity.
+
+    A token outside the set has no probability, and the rank that its own logit would have among the set's.
     """
-    # A maximum alone is many times as fast as a maximum with its place, so the place is sought in one chunk only.
-    # Of equal maxima both steps take the first; NaN counts as the maximum.
-    chunks = _chunks(logits)
-    chunk = chunks.amax(-1).max(-1).indices
-    maximum, place = chunks[torch.arange(len(logits), device=logits.device), chunk].max(-1)
-    valid = maximum.isfinite()
-    return (chunk * _CHUNK + place).masked_fill(~valid, 0), valid
+    members = x.index_select(1, allowed)
+    maximum, log_sum = row_normaliser(members, factor)
+    scores.valid.logical_and_(maximum.isfinite())
+    if token_id is None:
+        chosen, rank = maximum, torch.ones_like(maximum, dtype=torch.int32)
+    else:
+        logit = _logits_of(x, token_id, maximum)
+        rank = (members > logit).sum(-1, dtype=torch.int32) + 1
+        chosen = logit.masked_fill(~((allowed == token_id).any() | (token_id < 0)), -torch.inf)
+    _write_token(scores, _log_softmax(chosen, maximum, log_sum, factor), rank)
+    if len(allowed) <= LISTED_WHOLE:
+        values, ids = top_k_by_key(members, allowed, len(allowed))
+        listed = torch.ones_like(values, dtype=torch.bool)
+    else:
+        values, ids = top_k_by_key(members, allowed, min(k, len(allowed)))
+        listed = values > -torch.inf
+        if row_top_k is not None:
+            listed &= torch.arange(values.shape[1], device=x.device) < row_top_k
+    _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
 
 
-def ordered_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each row in the one order of this project: value descending, id ascending.
+def _log_softmax(values: Tensor, maximum: Tensor, log_sum: Tensor, factor: Tensor | None) -> Tensor:
+    """Logprobs of `values` [R] or [R, n], logits of R rows, given each row's M, L and factor [R]."""
+    if values.dim() == 2:
+        maximum, log_sum = maximum.unsqueeze(1), log_sum.unsqueeze(1)
+        factor = factor.unsqueeze(1) if factor is not None else None
+    gap = values - maximum
+    if factor is not None:
+        gap = gap * factor
+    return gap - log_sum
 
-    Args:
-        x: [R, V] float32; rows with NaN come out in no particular order.
-        k: 0 <= k <= V.
 
-    Returns:
-        values [R, k] float32, ids [R, k] int32. Which ids stand at -inf is not defined.
-    """
+def _write_token(scores: TokenLogprobs, logprob: Tensor, rank: Tensor) -> None:
+    """Write logprob [R] float32 and rank [R] int32 to the rows that are valid, the fillings to the others."""
+    invalid = ~scores.valid
+    scores.logprob.copy_(logprob.masked_fill(invalid, -torch.inf))
+    scores.rank.copy_(rank.masked_fill(invalid, 0))
+
+
+def _write_list(scores: TokenLogprobs, ids: Tensor, logprobs: Tensor, listed: Tensor) -> None:
+    """Write the `listed` of ids and logprobs [R, n] to the first n places of rows that are valid; fill all others."""
+    n = ids.shape[1]
+    unused = ~(listed & scores.valid.unsqueeze(1))
+    scores.top_ids[:, :n].copy_(ids.masked_fill(unused, -1))
+    scores.top_logprobs[:, :n].copy_(logprobs.masked_fill(unused, -torch.inf))
+    scores.top_ids[:, n:].fill_(-1)
+    scores.top_logprobs[:, n:].fill_(-torch.inf)
+
+
+def _check_ids(token_ids: Tensor, vocab: int) -> None:
+    """Raise InvalidRequestError for an id that is neither -1 nor below `vocab`."""
+    ids = token_ids.numpy()
+    wrong = ids[(ids < -1) | (ids >= vocab)]
+    if len(wrong):
+        raise InvalidRequestError(
+            f"token id {wrong[0]} is not in the vocabulary of {vocab} (-1 stands for a row's best)", param="token_ids"
+        )
+
+
+def _logits_of(x: Tensor, token_ids: Tensor, maximum: Tensor) -> Tensor:
+    """The logit [R] of each row's token: `maximum` for -1, -inf for an id beyond the vocabulary."""
     vocab = x.shape[1]
-    if k == 0:
-        return x.new_empty((len(x), 0)), x.new_empty((len(x), 0), dtype=torch.int32)
-    if k * _CHUNK * 4 > vocab:
-        values, ids = _top_k_by_key(x, torch.arange(vocab, device=x.device), k)
-        return values, ids.int()
-    # Every member of the top k lies in one of the k best chunks by (maximum descending, chunk ascending): any other
-    # element is preceded by those k maxima.
-    chunks = _chunks(x)
-    _, best = _top_k_by_key(chunks.amax(-1), torch.arange(chunks.shape[1], device=x.device), k)
-    best = best.unsqueeze(-1)
-    members = chunks.gather(1, best.expand(-1, -1, _CHUNK)).flatten(1)
-    ids = (best * _CHUNK + torch.arange(_CHUNK, device=x.device)).flatten(1)
-    values, ids = _top_k_by_key(members, ids, k)
-    return values, ids.clamp_(max=vocab - 1).int()
+    logit = x.gather(1, token_ids.long().clamp(0, vocab - 1).unsqueeze(1)).squeeze(1)
+    logit = torch.where(token_ids < 0, maximum, logit)
+    return logit.masked_fill_(token_ids >= vocab, -torch.inf)
 
 
-def _chunks(x: Tensor) -> Tensor:
-    """x [R, V] as [R, ceil(V / 128), 128], the last chunk filled up with -inf."""
-    missing = -x.shape[1] % _CHUNK
-    if missing:
-        x = torch.nn.functional.pad(x, (0, missing), value=-torch.inf)
-    return x.unflatten(1, (x.shape[1] // _CHUNK, _CHUNK))  # type: ignore[no-untyped-call, no-any-return]
+def _search(x: Tensor, maximum: Tensor, k: int, row_top_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`ordered_top_k`; on the CPU without what no row lists.
 
-
-def _top_k_by_key(x: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of x [R, N] float32 by (value descending, id ascending), ids [R, N] or [N] int64 below 2^32.
-
-    One top-k over 64-bit keys: the float's bits made monotonic, then the inverted id. Returns values [R, k] float32 and
-    ids [R, k] int64.
+    There rows that list nothing are not searched: their maximum stands in all places, so that `_rank` knows it. The
+    rest is as wide as the longest list.
     """
-    bits = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into +0.0: they are equal, so their ids decide
-    monotonic = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    best = ((monotonic.long() << 32) | (0xFFFFFFFF - ids)).topk(k).values
-    high = (best >> 32).int()
-    values = (high ^ ((high >> 31) & 0x7FFFFFFF)).view(torch.float32)
-    return values, 0xFFFFFFFF - (best & 0xFFFFFFFF)
+    if row_top_k is None or x.device.type != "cpu":
+        return ordered_top_k(x, k)
+    wanted = row_top_k.numpy()
+    k = min(k, max(0, int(wanted.max(initial=0))))
+    searched = (wanted > 0).nonzero()[0]
+    if k == 0 or len(searched) == len(x):
+        return ordered_top_k(x, k)
+    index = torch.from_numpy(searched)
+    found_values, found_ids = ordered_top_k(x.index_select(0, index), k)
+    values = maximum.unsqueeze(1).repeat(1, k).index_copy_(0, index, found_values)
+    return values, found_ids.new_zeros(values.shape).index_copy_(0, index, found_ids)
 
 
 def _sum_rows(terms: Tensor) -> Tensor:
@@ -198,7 +266,7 @@ def _rank(x: Tensor, chosen: Tensor, maximum: Tensor, top_values: Tensor) -> Ten
     """
     if x.device.type != "cpu":
         return (x > chosen.unsqueeze(1)).sum(-1, dtype=torch.int32) + 1
-    known = torch.cat([maximum.unsqueeze(1), top_values], 1) if top_values.shape[1] == 0 else top_values
+    known = maximum.unsqueeze(1) if top_values.shape[1] == 0 else top_values
     rank = (known > chosen.unsqueeze(1)).sum(-1, dtype=torch.int32) + 1
     beyond = (chosen < known[:, -1]).numpy().nonzero()[0]
     if len(beyond):
@@ -206,9 +274,3 @@ def _rank(x: Tensor, chosen: Tensor, maximum: Tensor, top_values: Tensor) -> Ten
         counted = (x.index_select(0, index) > chosen.index_select(0, index).unsqueeze(1)).sum(-1, dtype=torch.int32)
         rank = rank.index_copy(0, index, counted + 1)
     return rank
-
-
-def _widen(columns: Tensor, width: int, fill: float) -> Tensor:
-    """Pad [R, k] to [R, width] with `fill`."""
-    missing = width - columns.shape[1]
-    return torch.nn.functional.pad(columns, (0, missing), value=fill) if missing else columns

@@ -6,12 +6,15 @@ not a stream: no state is kept, a preempted request repeats its draws, and any d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from neper.ops.reference import greedy_tokens, ordered_top_k, row_normaliser
+from neper.ops.order import greedy_tokens, ordered_top_k
+from neper.ops.reference import row_normaliser
 
 # Rows with top-k or top-p look at this many best ids first; the few rows that need more are sorted whole.
 _CANDIDATES = 1024
@@ -124,22 +127,46 @@ def sample(
     return ids.masked_fill(~valid, 0), valid
 
 
+def processed_logits(
+    logits: Tensor, *, penalties: Penalties | None = None, bias: Bias | None = None, draws: DrawInputs | None = None
+) -> Tensor:
+    """What `sample` chooses from: the logits of the processed_logprobs view, before temperature.
+
+    Args:
+        logits: [R, V] float, the model's own.
+
+    Returns:
+        [R, V] float32: edited by penalties and bias, -inf where the filters of a row in `draws` drop an id. With the
+        row's temperature, token_logprobs renormalises over what is left. A row that is not valid stays as edited, so
+        that it shows.
+    """
+    x = edit_logits(logits, penalties, bias)
+    if draws is None or not draws.filtered:
+        return x
+    drawn = x.index_select(0, draws.rows)
+    dropped = torch.ones_like(drawn, dtype=torch.bool)
+    for part in _filtered(drawn, draws):
+        # amax, since ids at -inf may be named twice
+        kept = drawn.new_zeros((len(part.rows), drawn.shape[1]), dtype=torch.uint8)
+        kept.scatter_reduce_(1, part.ids.long(), part.keep.byte(), "amax")
+        dropped.index_copy_(0, part.rows, kept == 0)
+    dropped &= drawn.amax(-1, keepdim=True).isfinite()
+    return x.index_copy_(0, draws.rows, drawn.masked_fill_(dropped, -torch.inf))
+
+
 def _draw(x: Tensor, draws: DrawInputs) -> Tensor:
     """Draw one id [D] int64 per row of logits x [D, V] float32."""
     count, vocab = x.shape
-    maximum = x.amax(-1, keepdim=True)
-    tempered = _temper(x, maximum, draws)
     if not draws.filtered:
+        tempered = _temper(x, x.amax(-1, keepdim=True), draws)
         return (tempered + gumbel(draws.keys, torch.arange(vocab, device=x.device).expand(count, -1))).argmax(-1)
-    width = min(_CANDIDATES, vocab) if x.device.type == "cpu" else vocab
-    log_sum = row_normaliser(tempered)[1].unsqueeze(1)  # the maximum is 0
-    ids, more = _draw_among_best(x, maximum, log_sum, draws, width)
-    if width < vocab:
-        unresolved = more.numpy().nonzero()[0]
-        if len(unresolved):
-            index = torch.from_numpy(unresolved)
-            ids[index] = _draw_among_best(x[index], maximum[index], log_sum[index], draws.take(index), vocab)[0]
-    return ids
+    drawn = torch.zeros(count, dtype=torch.int64, device=x.device)
+    for part in _filtered(x, draws):
+        noisy = part.values.masked_fill(~part.keep, -torch.inf) + gumbel(draws.keys[part.rows], part.ids.long())
+        # Of equals the lowest id, as without filters: a row's draw must not depend on whether its company has filters.
+        best = noisy.amax(-1, keepdim=True)
+        drawn.index_copy_(0, part.rows, part.ids.masked_fill(noisy < best, vocab).amin(-1).long())
+    return drawn
 
 
 def _temper(x: Tensor, maximum: Tensor, draws: DrawInputs) -> Tensor:
@@ -151,10 +178,48 @@ def _temper(x: Tensor, maximum: Tensor, draws: DrawInputs) -> Tensor:
     return (x - maximum) / draws.temperature.unsqueeze(1)
 
 
-def _draw_among_best(
-    x: Tensor, maximum: Tensor, log_sum: Tensor, draws: DrawInputs, width: int
-) -> tuple[Tensor, Tensor]:
-    """Filter and draw among the `width` best ids; also whether a row's filters reach beyond them ([D] bool).
+class _Candidates(NamedTuple):
+    """The W best ids of n rows.
+
+    Attributes:
+        rows: [n] int64, which rows of the draw.
+        values: [n, W] float32, tempered, the row's best at 0.
+        ids: [n, W] int32, best first.
+        keep: [n, W] bool, whether the filters leave the id.
+        more: [n] bool, whether the filters may leave ids beyond these too.
+    """
+
+    rows: Tensor
+    values: Tensor
+    ids: Tensor
+    keep: Tensor
+    more: Tensor
+
+
+def _filtered(x: Tensor, draws: DrawInputs) -> Iterator[_Candidates]:
+    """What the filters leave of logits x [D, V] float32: every row, then again, whole, those that need to be.
+
+    On the CPU few rows need more than the best `_CANDIDATES`; elsewhere all are taken whole, since to know would be to
+    wait for the device.
+    """
+    count, vocab = x.shape
+    maximum = x.amax(-1, keepdim=True)
+    log_sum = row_normaliser(_temper(x, maximum, draws))[1].unsqueeze(1)  # the maximum is 0
+    index = torch.arange(count, device=x.device)
+    width = min(_CANDIDATES, vocab) if x.device.type == "cpu" else vocab
+    best = _among_best(index, x, maximum, log_sum, draws, width)
+    yield best
+    if width < vocab:
+        unresolved = best.more.numpy().nonzero()[0]
+        if len(unresolved):
+            index = torch.from_numpy(unresolved)
+            yield _among_best(index, x[index], maximum[index], log_sum[index], draws.take(index), vocab)
+
+
+def _among_best(
+    rows: Tensor, x: Tensor, maximum: Tensor, log_sum: Tensor, draws: DrawInputs, width: int
+) -> _Candidates:
+    """Filter the `width` best ids of `rows` of the draw, whose logits are x.
 
     top-k first; top-p over what it left, renormalised; min-p against the best id's probability. `log_sum` [D, 1] is of
     the tempered row; the order is that of the logits themselves, since tempering can merge neighbours.
@@ -175,10 +240,7 @@ def _draw_among_best(
     keep &= probability >= draws.min_p.unsqueeze(1) * probability[:, :1]
     keep[:, 0] = True
     more = keep[:, -1] & (top_k.squeeze(1) > width)
-    noisy = values.masked_fill(~keep, -torch.inf) + gumbel(draws.keys, ids.long())
-    # Of equals the lowest id, as without filters: a row's draw must not depend on whether its company has filters.
-    best = noisy.amax(-1, keepdim=True)
-    return ids.masked_fill(noisy < best, x.shape[1]).amin(-1).long(), more
+    return _Candidates(rows, values, ids, keep, more)
 
 
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Which implementation serves each op family on a device: the one place where that is decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+MAX_KERNEL_TOP_K = 64
+MAX_KERNEL_VOCAB = 2**20
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An implementation, "triton" or "reference", and why it was chosen."""
+
+    name: str
+    why: str
+
+
+def scoring(device: torch.device | str) -> Backend:
+    """What reduces logits on `device`.
+
+    The kernels are plain Triton: CUDA and ROCm (both "cuda" to torch) and XPU. Lists of more than 64 ids and
+    vocabularies beyond 2^20 take the reference on the same device.
+    """
+    return _scoring(torch.device(device).type)
+
+
+@cache
+def _scoring(kind: str) -> Backend:
+    if kind not in ("cuda", "xpu"):
+        return Backend("reference", "plain torch operations")
+    if find_spec("triton") is None:
+        return Backend("reference", "plain torch operations, slower here: Triton is not installed")
+    return Backend(
+        "triton", f"kernels, one read of the logits; lists of more than {MAX_KERNEL_TOP_K} ids take the reference"
+    )
+
+
+def attention(device: torch.device | str) -> Backend:
+    """What computes attention on `device`."""
+    return Backend("reference", "plain torch operations")
+
+
+def scores_with_kernels(logits: Tensor, top_k: int) -> bool:
+    """Whether this reduction runs as Triton kernels."""
+    return (
+        0 <= top_k <= MAX_KERNEL_TOP_K
+        and 0 < logits.shape[1] <= MAX_KERNEL_VOCAB
+        and logits.stride(1) == 1
+        and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and scoring(logits.device).name == "triton"
+    )
+
+
+def scratch_words(rows: int, vocab_size: int, device: torch.device | str) -> int:
+    """How many int32 words the kernels need between them for a reduction of `rows` rows; 0 without kernels."""
+    if scoring(device).name != "triton":
+        return 0
+    from neper.ops import logprobs_triton
+
+    return logprobs_triton.scratch_words(rows, vocab_size)

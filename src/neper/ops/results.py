@@ -1,0 +1,84 @@
+"""What the reduction returns, and the memory that it may be written to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenLogprobs(NamedTuple):
+    """Scores of R rows, on the device of the logits.
+
+    Attributes:
+        logprob: [R] float32, natural log, of the row's token.
+        rank: [R] int32, 1 + the number of ids with a strictly greater logit; 0 in an invalid row.
+        top_ids: [R, k] int32, by (logit descending, id ascending); -1 in unused places.
+        top_logprobs: [R, k] float32; -inf in unused places.
+        valid: [R] bool; False where the row holds NaN or +inf, or nothing above -inf. All else of such a row is
+            filled: logprob -inf, rank 0, an empty list.
+    """
+
+    logprob: Tensor
+    rank: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+    valid: Tensor
+
+    @staticmethod
+    def empty(rows: int, top_k: int, device: torch.device | str) -> TokenLogprobs:
+        """Uninitialised fields for `rows` rows and lists of `top_k` ids."""
+        return TokenLogprobs(
+            logprob=torch.empty(rows, dtype=torch.float32, device=device),
+            rank=torch.empty(rows, dtype=torch.int32, device=device),
+            top_ids=torch.empty(rows, top_k, dtype=torch.int32, device=device),
+            top_logprobs=torch.empty(rows, top_k, dtype=torch.float32, device=device),
+            valid=torch.empty(rows, dtype=torch.bool, device=device),
+        )
+
+    def take(self, rows: slice) -> TokenLogprobs:
+        """The scores of some rows."""
+        return TokenLogprobs(*(field[rows] for field in self))
+
+
+@dataclass(frozen=True)
+class LogprobBuffers:
+    """Memory for reductions of up to N rows with lists of up to K ids, made once and written again and again.
+
+    A reduction into buffers allocates nothing and does not wait for the device, so it can be captured in a CUDA graph.
+    Its result is a view of `scores`: the next reduction into the same buffers overwrites it.
+
+    Attributes:
+        scores: fields [N, ...] as in TokenLogprobs, lists of width K.
+        scratch: flat int32, what the kernels hand from one to the next; empty where the reference computes.
+        vocab_size: the V that the scratch was sized for.
+    """
+
+    scores: TokenLogprobs
+    scratch: Tensor
+    vocab_size: int
+
+    @staticmethod
+    def allocate(rows: int, vocab_size: int, top_k: int, device: torch.device | str) -> LogprobBuffers:
+        """Buffers for `rows` rows of `vocab_size` logits and lists of `top_k` ids."""
+        from neper.ops import backends
+
+        return LogprobBuffers(
+            scores=TokenLogprobs.empty(rows, top_k, device),
+            scratch=torch.empty(backends.scratch_words(rows, vocab_size, device), dtype=torch.int32, device=device),
+            vocab_size=vocab_size,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(t.numel() * t.element_size() for t in (*self.scores, self.scratch))
+
+    def view(self, rows: int, top_k: int) -> TokenLogprobs:
+        """The places of a reduction of `rows` rows with lists of `top_k`."""
+        s = self.scores
+        return TokenLogprobs(
+            s.logprob[:rows], s.rank[:rows], s.top_ids[:rows, :top_k], s.top_logprobs[:rows, :top_k], s.valid[:rows]
+        )

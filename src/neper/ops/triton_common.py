@@ -1,0 +1,132 @@
+"""What the kernels of the reduction share: their arguments, and small device functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from neper.ops.results import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Given:
+    """The per-row arguments of a reduction, as kernels take them.
+
+    An argument that is absent is stood in for by a tensor of the type that it mostly has, and its flag is not set: a
+    flag costs a branch, where None would be a variant to compile.
+
+    Attributes:
+        scores: where the results go.
+        rows, token_ids, temperature, row_top_k: [R]; see `neper.ops.logprobs.token_logprobs`.
+        flags: 1 rows, 2 token_ids, 4 temperature, 8 row_top_k.
+    """
+
+    scores: TokenLogprobs
+    rows: Tensor
+    token_ids: Tensor
+    temperature: Tensor
+    row_top_k: Tensor
+    flags: int
+
+    @staticmethod
+    def of(
+        scores: TokenLogprobs,
+        rows: Tensor | None,
+        token_ids: Tensor | None,
+        temperature: Tensor | None,
+        row_top_k: Tensor | None,
+    ) -> Given:
+        given = (rows, token_ids, temperature, row_top_k)
+        int32, int64, float32 = _stand_ins(scores.logprob.device)
+        return Given(
+            scores=scores,
+            rows=int32 if rows is None else rows,
+            token_ids=int64 if token_ids is None else token_ids,
+            temperature=float32 if temperature is None else temperature,
+            row_top_k=int32 if row_top_k is None else row_top_k,
+            flags=sum(1 << bit for bit, tensor in enumerate(given) if tensor is not None),
+        )
+
+    @staticmethod
+    def row_step(logits: Tensor) -> tuple[int, int]:
+        """The row stride as a number of units, and the unit: 16 bytes where all rows begin at such places, else 1."""
+        unit = 16 // logits.element_size()
+        aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % unit == 0
+        return (logits.stride(0) // unit, unit) if aligned else (logits.stride(0), 1)
+
+
+@cache
+def _stand_ins(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    dtypes = (torch.int32, torch.int64, torch.float32)
+    first, second, third = (torch.zeros(1, dtype=dtype, device=device) for dtype in dtypes)
+    return first, second, third
+
+
+@triton.jit
+def monotonic(x):
+    """float32 -> int32 in the same order; both zeros are one value."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def unsigned(x, SPARE: tl.constexpr):
+    """float32 -> uint32 in the same order, above 0, without the SPARE low bits."""
+    return (monotonic(x).to(tl.uint32, bitcast=True) ^ 0x80000000) >> SPARE
+
+
+@triton.jit
+def kth_largest(keys, k, BITS: tl.constexpr):
+    """The k-th largest of uint32 `keys` < 2^BITS, of any shape; 0 where fewer than k are above 0.
+
+    Two bits a step, from the top: three counts in one sum.
+    """
+    found = tl.full((), 0, tl.uint32)
+    unit = tl.full((), 1, tl.uint32) << ((BITS + 1) // 2 * 2 - 2)
+    for _ in range((BITS + 1) // 2):
+        first = (keys >= found + unit).to(tl.int64)
+        second = (keys >= found + 2 * unit).to(tl.int64) << 20
+        counts = tl.sum(first + second + ((keys >= found + 3 * unit).to(tl.int64) << 40))
+        digit = ((counts & 0xFFFFF) >= k).to(tl.uint32) + (((counts >> 20) & 0xFFFFF) >= k).to(tl.uint32)
+        found += (digit + ((counts >> 40) >= k).to(tl.uint32)) * unit
+        unit = unit >> 2
+    return found
+
+
+@triton.jit
+def row_base(logits, row_step, UNIT: tl.constexpr, rows, row, given):
+    """Where a row begins: row_step * UNIT logits after the one before it. The compiler sees that UNIT divides it."""
+    source = row.to(tl.int64)
+    if given & 1:
+        source = tl.load(rows + row).to(tl.int64)
+    return logits + source * row_step * UNIT
+
+
+@triton.jit
+def load_token(token_ids, row, given):
+    """The row's token; -1 = its best."""
+    token = tl.full((), -1, tl.int64)
+    if given & 2:
+        token = tl.load(token_ids + row).to(tl.int64)
+    return token
+
+
+@triton.jit
+def load_factor(temperature, row, given):
+    """1 / temperature; 1 for greedy rows and the raw view."""
+    factor = tl.full((), 1.0, tl.float32)
+    if given & 4:
+        t = tl.load(temperature + row)
+        factor = tl.where(t < 1e-5, 1.0, 1.0 / t)
+    return factor
+
+
+@triton.jit
+def load_logit(base, token, V):
+    """The logit of one id; -inf for ids beyond the vocabulary."""
+    return tl.load(base + token, mask=(token >= 0) & (token < V), other=-float("inf")).to(tl.float32)

@@ -1,0 +1,45 @@
+"""The views: of which distribution the scores are. Joins what sampling edits with the reduction that scores it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from neper.errors import InvalidRequestError
+from neper.ops.logprobs import token_logprobs
+from neper.ops.results import TokenLogprobs
+from neper.ops.sampling import Bias, DrawInputs, Penalties, processed_logits
+
+LogprobsMode = Literal["raw_logprobs", "tempered_logprobs", "processed_logprobs"]
+
+
+def view_logprobs(
+    mode: LogprobsMode,
+    logits: Tensor,
+    token_ids: Tensor | None,
+    top_k: int = 0,
+    *,
+    penalties: Penalties | None = None,
+    bias: Bias | None = None,
+    draws: DrawInputs | None = None,
+    temperature: Tensor | None = None,
+    **options: Any,
+) -> TokenLogprobs:
+    """token_logprobs of logits [N, V] in the view `mode`.
+
+    Args:
+        penalties, bias, draws: what `sample` was given, by rows of `logits`. The processed view alone reads them.
+        temperature: [R] float32, of the rows that are scored; below 1e-5 = greedy. The raw view does not read it.
+        options: the other arguments of token_logprobs.
+
+    Raises:
+        InvalidRequestError: on an unknown mode, and as token_logprobs does.
+    """
+    if mode not in ("raw_logprobs", "tempered_logprobs", "processed_logprobs"):
+        raise InvalidRequestError(f"unknown logprobs_mode {mode!r}", param="logprobs_mode")
+    if mode == "processed_logprobs":
+        logits = processed_logits(logits, penalties=penalties, bias=bias, draws=draws)
+    return token_logprobs(
+        logits, token_ids, top_k, temperature=None if mode == "raw_logprobs" else temperature, **options
+    )
