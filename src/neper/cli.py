@@ -180,6 +180,43 @@ def cpu(
     run(out)
 
 
+@bench.command()
+@guarded
+def kernels(
+    out: Annotated[
+        str | None, typer.Option("--out", help="Directory for kernels-<card>.json and .md; without it, print only.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="The GPU: cuda or cuda:N.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: fewer cases, fewer rounds.")] = False,
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Leave torch.compile out; it takes a while.")
+    ] = False,
+) -> None:
+    """Device time of logprobs on this GPU, beside torch's.
+
+    \b
+    Examples:
+      neper bench kernels
+      neper bench kernels --out results
+      neper bench kernels --quick --no-compile
+
+    Scores random logits (R rows of V ids; logprob and rank of a token, and the k best ids) with neper's kernels, with
+    log_softmax + topk, with logsumexp + topk, and with the latter compiled by torch.compile. First neper's results
+    are checked against float64 and a stable sort: a wrong one ends the run with an error. Then a CUDA graph of about
+    50 calls is replayed, the implementations taking turns; a time is that of one call, with the logits in the L2
+    (warm) and not (cold). The spread is how far repetitions of the same thing lie apart.
+
+    "of copy" is the speed at which the logits are read, as a fraction of what a copy on the device moves. Further
+    tables: rows with sets of ids, scoring on the host after copying whole rows there, and how long the kernels take
+    to compile with an empty and a filled cache. The bounds are those of an H200.
+
+    Takes some minutes. Progress is on stderr.
+    """
+    from neper.bench.kernels import run
+
+    run(out, device=device, quick=quick, compiled=not no_compile)
+
+
 def main() -> None:
     """Entry point of the `neper` command."""
     try:

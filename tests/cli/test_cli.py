@@ -54,7 +54,10 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
     assert min(times) < 0.3
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("doctor",), ("bench",), ("bench", "cpu")])
+COMMANDS = [(), ("serve",), ("chat",), ("doctor",), ("bench",), ("bench", "cpu"), ("bench", "kernels")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_prints_on_an_ascii_console(command: tuple[str, ...]) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     result = neper_command(*command, "--help", env=environment)

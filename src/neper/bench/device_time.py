@@ -1,0 +1,104 @@
+"""Device time of one call: a CUDA graph of many calls, replayed between two events. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from neper.bench.report import Series
+
+CALLS = 50
+"""Calls of a graph, where bytes or the L2 do not ask for another number."""
+MAX_CALLS = 1000
+MAX_BYTES = 4 * 2**30
+"""Bytes that the calls of one graph read at most: more than a replay of some milliseconds says nothing new."""
+WARM_UP_ROUNDS = 2
+COLD = 4
+"""Cold inputs are this many times as large as the L2 together."""
+
+
+def warm_calls(nbytes: int) -> int:
+    """Calls of a graph whose every call reads the same `nbytes`."""
+    return max(5, min(CALLS, MAX_BYTES // nbytes))
+
+
+def cold_inputs(nbytes: int, l2_bytes: int) -> int:
+    """How many inputs of `nbytes` calls must rotate through so that none finds its own in the L2; 1 = all are cold."""
+    return min(MAX_CALLS, -(-COLD * l2_bytes // nbytes))
+
+
+def cold_calls(nbytes: int, inputs: int) -> int:
+    """Calls of a graph that reads every one of `inputs` of `nbytes` equally often."""
+    return inputs * max(1, min(-(-CALLS // inputs), MAX_BYTES // (nbytes * inputs)))
+
+
+class Replay:
+    """Calls of one implementation, captured once and replayed again and again.
+
+    Args:
+        call: launches the i-th call.
+        calls: how many.
+
+    Attributes:
+        why_not_captured: empty if the calls are a graph; else they are launched one by one, and the time of a call
+            holds the gaps between launches where the host is the slower one.
+    """
+
+    def __init__(self, call: Callable[[int], Any], calls: int) -> None:
+        self.calls = calls
+        self.why_not_captured = ""
+        self._call = call
+        self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what is compiled or set up at a first call must not happen in the capture
+            for i in range(3):
+                call(i)
+        stream = torch.cuda.current_stream()
+        stream.wait_stream(side)
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(self._graph):
+                for i in range(calls):
+                    call(i)
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own one current
+            torch.cuda.synchronize()
+            self._graph = None
+            first = error.__context__ or error  # what ended the capture; `error` may only say that it was ended
+            self.why_not_captured = (str(first).splitlines() or [type(first).__name__])[0]
+
+    def run(self) -> None:
+        """Launch all calls; does not wait."""
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        for i in range(self.calls):
+            self._call(i)
+
+    def sample(self) -> float:
+        """Microseconds of one call.
+
+        An untimed replay goes first: it leaves in the L2 what these calls leave there, and keeps the device busy while
+        the timed one is launched.
+        """
+        self.run()
+        self._start.record()
+        self.run()
+        self._end.record()
+        self._end.synchronize()
+        milliseconds: float = self._start.elapsed_time(self._end)
+        return milliseconds * 1e3 / self.calls
+
+
+def take_turns(replays: Mapping[str, Replay], rounds: int, series: Mapping[str, Series]) -> None:
+    """One sample of each in every round, after some to warm up, into the series of the same key."""
+    for number in range(-WARM_UP_ROUNDS, rounds):
+        for key, replay in replays.items():
+            value = replay.sample()
+            if number >= 0:
+                series[key].samples.append(value)
