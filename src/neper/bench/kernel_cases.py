@@ -59,7 +59,7 @@ class Plan:
     set_cases: tuple[SetCase, ...]
     host_cases: tuple[Case, ...]
     rounds: int
-    copy_bytes: int = 2**30
+    copy_bytes: int = 2**28
 
 
 _HOST_CASES = (Case(4, 20, vocab_size=248_320), Case(4, 20, vocab_size=248_320, dtype=torch.float32))

@@ -47,8 +47,9 @@ class TokenLogprobs(NamedTuple):
 class LogprobBuffers:
     """Memory for reductions of up to N rows with lists of up to K ids, made once and written again and again.
 
-    A reduction into buffers allocates nothing and does not wait for the device, so it can be captured in a CUDA graph.
-    Its result is a view of `scores`: the next reduction into the same buffers overwrites it.
+    A reduction into buffers does not wait for the device and, but for sets of more than 1,024 ids and for arguments
+    that are not contiguous, allocates nothing: it can be captured in a CUDA graph. Its result is a view of `scores`: the
+    next reduction into the same buffers overwrites it.
 
     Attributes:
         scores: fields [N, ...] as in TokenLogprobs, lists of width K.

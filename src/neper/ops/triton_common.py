@@ -42,6 +42,7 @@ class Given:
         row_top_k: Tensor | None,
     ) -> Given:
         given = (rows, token_ids, temperature, row_top_k)
+        rows, token_ids, temperature, row_top_k = (t.contiguous() if t is not None else None for t in given)
         int32, int64, float32 = _stand_ins(scores.logprob.device)
         return Given(
             scores=scores,

@@ -1,0 +1,130 @@
+"""Each reason to take the reference where kernels serve the device, forced once."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from neper.ops import backends
+from neper.ops.results import LogprobBuffers, TokenLogprobs
+from tests.helpers.oracle import assert_right, expected
+from tests.kernels.scoring import (
+    DEVICE,
+    assert_agree,
+    assert_same_bits,
+    by_reference,
+    check,
+    fallback,
+    kernels,
+    randint,
+    randn,
+)
+
+real_scoring = backends.scoring  # before the fixture puts another in its place
+
+
+def held_to_float64(logits: Tensor, ids: Tensor, k: int, **options: Any) -> TokenLogprobs:
+    got = fallback(logits, ids, k, **options)
+    assert_right(got, expected(logits, ids.tolist(), k))
+    assert_same_bits(got, by_reference(logits, ids, k))
+    return got
+
+
+@pytest.mark.parametrize("vocab", [127, 128, 129, 4097, 8193, 49152, 151936, 248320])
+def test_lists_above_64(vocab: int) -> None:
+    logits = randn(2, vocab, seed=1, dtype=torch.bfloat16)
+    ids = randint(vocab, 2, seed=2)
+    longest = check(logits, ids, 64) if vocab < 10_000 else kernels(logits[:1], ids[:1], 64)
+    for k in (65, vocab):
+        got = held_to_float64(logits, ids, k)
+        assert torch.equal(got.top_ids[: len(longest.rank), :64], longest.top_ids)
+    assert_same_bits(fallback(logits, ids, -1), got)
+
+
+def test_a_short_list_of_a_small_vocabulary_is_the_kernels() -> None:
+    logits = randn(2, 50, seed=3)
+    for k in (50, 64):
+        check(logits, randint(50, 2, seed=4), k)
+    assert_same_bits(kernels(logits, None, -1), kernels(logits, None, 50))
+
+
+def test_a_vocabulary_beyond_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backends.MAX_KERNEL_VOCAB == 2**20
+    monkeypatch.setattr(backends, "MAX_KERNEL_VOCAB", 1000)
+    check(randn(2, 1000, seed=5), randint(1000, 2, seed=6), 5)
+    held_to_float64(randn(2, 1001, seed=5), randint(1001, 2, seed=6), 5)
+
+
+def test_columns_that_are_not_contiguous() -> None:
+    ids = randint(700, 3, seed=7)
+    for view in (randn(3, 1400, seed=8)[:, ::2], randn(700, 3, seed=9).T):
+        got = held_to_float64(view, ids, 5)
+        assert_agree(check(view.contiguous(), ids, 5), got)
+
+
+def test_float64_logits() -> None:
+    logits = randn(2, 700, seed=10).double()
+    held_to_float64(logits, randint(700, 2, seed=11), 5)
+
+
+def test_fallbacks_write_to_buffers() -> None:
+    logits, ids = randn(3, 700, seed=12), randint(700, 3, seed=13)
+    out = LogprobBuffers.allocate(5, 700, 100, DEVICE)
+    for k in (100, 65, 20):
+        got = (fallback if k > 64 else kernels)(logits, ids, k, out=out)
+        assert_right(got, expected(logits, ids.tolist(), k))
+        for field, place in zip(got, out.scores, strict=True):
+            assert field.data_ptr() == place.data_ptr()
+
+
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without Triton: it is not found, and an import of the kernels fails."""
+    import_before: Callable[..., Any] = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if "triton" in name or any("triton" in part for part in (args[2] or () if len(args) > 2 else ())):
+            raise ImportError(name)
+        return import_before(name, *args, **kwargs)
+
+    backends._scoring.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(backends, "find_spec", lambda name: None)
+        patch.setattr(backends, "scoring", lambda device: real_scoring("cuda"))
+        for module in [name for name in sys.modules if name.startswith("neper.ops.") and name.endswith("_triton")]:
+            patch.delitem(sys.modules, module)
+            patch.delattr(sys.modules["neper.ops"], module.rpartition(".")[2], raising=False)
+        patch.setattr(builtins, "__import__", refuse)
+        yield
+    backends._scoring.cache_clear()
+
+
+def test_without_triton(without_triton: None) -> None:
+    from neper.ops.logprobs import token_logprobs
+
+    chosen = backends.scoring("cuda")
+    assert chosen.name == "reference"
+    assert "Triton is not installed" in chosen.why
+    with pytest.raises(ImportError):
+        from neper.ops import logprobs_triton  # noqa: F401  # else the test could not fail
+    logits, ids = randn(3, 700, seed=14), randint(700, 3, seed=15)
+    out = LogprobBuffers.allocate(3, 700, 5, DEVICE)
+    assert out.scratch.numel() == 0
+    for got in (token_logprobs(logits, ids, 5), token_logprobs(logits, ids, 5, out=out)):
+        assert_right(got, expected(logits, ids.tolist(), 5))
+
+
+def test_the_choice_by_device() -> None:
+    backends._scoring.cache_clear()
+    assert [real_scoring(kind).name for kind in ("cpu", "cuda", "xpu", "mps")] == [
+        "reference",
+        "triton",
+        "triton",
+        "reference",
+    ]
