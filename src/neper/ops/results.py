@@ -48,8 +48,8 @@ class LogprobBuffers:
     """Memory for reductions of up to N rows with lists of up to K ids, made once and written again and again.
 
     A reduction into buffers does not wait for the device and, but for sets of more than 1,024 ids and for arguments
-    that are not contiguous, allocates nothing: it can be captured in a CUDA graph. Its result is a view of `scores`: the
-    next reduction into the same buffers overwrites it.
+    that are not contiguous, allocates nothing: it can be captured in a CUDA graph. Its result is a view of `scores`,
+    which the next reduction into the same buffers overwrites.
 
     Attributes:
         scores: fields [N, ...] as in TokenLogprobs, lists of width K.
