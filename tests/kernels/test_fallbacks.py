@@ -6,12 +6,13 @@ import builtins
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from neper.ops import backends
+from neper.ops import backends, reference
 from neper.ops.results import LogprobBuffers, TokenLogprobs
 from tests.helpers.oracle import assert_right, expected
 from tests.kernels.scoring import (
@@ -40,11 +41,29 @@ def held_to_float64(logits: Tensor, ids: Tensor, k: int, **options: Any) -> Toke
 def test_lists_above_64(vocab: int) -> None:
     logits = randn(2, vocab, seed=1, dtype=torch.bfloat16)
     ids = randint(vocab, 2, seed=2)
-    longest = check(logits, ids, 64) if vocab < 10_000 else kernels(logits[:1], ids[:1], 64)
-    for k in (65, vocab):
-        got = held_to_float64(logits, ids, k)
-        assert torch.equal(got.top_ids[: len(longest.rank), :64], longest.top_ids)
-    assert_same_bits(fallback(logits, ids, -1), got)
+    logits[1, 5:70] = 20.0  # a tie across the 64th place
+    warm = torch.tensor([0.7, 1.0], device=DEVICE)
+    for temperature in (None, warm) if vocab < 10_000 else (None,):
+        short = kernels(logits, ids, 64, temperature=temperature)
+        for k in (65, vocab):
+            with mock.patch.object(reference, "list_top_k", wraps=reference.list_top_k) as lists:
+                got = kernels(logits, ids, k, temperature=temperature)
+            assert lists.call_count == 1
+            per_row = temperature.tolist() if temperature is not None else None
+            assert_right(got, expected(logits, ids.tolist(), k, temperature=per_row))
+            # A row's bits are the same for every k, also where another implementation lists it.
+            assert_same_bits((got.logprob, got.rank, got.valid), (short.logprob, short.rank, short.valid))
+            assert_same_bits((got.top_ids[:, :64], got.top_logprobs[:, :64]), (short.top_ids, short.top_logprobs))
+        assert_same_bits(kernels(logits, ids, -1, temperature=temperature), got)
+
+
+def test_long_lists_of_some_rows() -> None:
+    logits, ids = randn(4, 700, seed=16), randint(700, 4, seed=17)
+    logits[2, 3] = torch.nan
+    row_top_k = torch.tensor([100, 3, 100, 0], dtype=torch.int32, device=DEVICE)
+    rows = torch.tensor([3, 2, 1, 0], device=DEVICE)
+    check(logits, ids, 100, row_top_k=row_top_k, rows=rows)
+    check(logits, ids, 100, allowed=[[], [4, 5], [], list(range(200))])
 
 
 def test_a_short_list_of_a_small_vocabulary_is_the_kernels() -> None:
@@ -77,7 +96,7 @@ def test_fallbacks_write_to_buffers() -> None:
     logits, ids = randn(3, 700, seed=12), randint(700, 3, seed=13)
     out = LogprobBuffers.allocate(5, 700, 100, DEVICE)
     for k in (100, 65, 20):
-        got = (fallback if k > 64 else kernels)(logits, ids, k, out=out)
+        got = kernels(logits, ids, k, out=out)
         assert_right(got, expected(logits, ids.tolist(), k))
         for field, place in zip(got, out.scores, strict=True):
             assert field.data_ptr() == place.data_ptr()

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from neper.errors import InvalidRequestError
 from neper.ops.results import LogprobBuffers, TokenLogprobs
-from tests.kernels.scoring import DEVICE, assert_same_bits, check, kernels, randint, randn, some
+from tests.kernels.scoring import DEVICE, assert_same_bits, by_reference, check, kernels, randint, randn, some
 
 VOCAB = 1500
 
@@ -233,3 +234,31 @@ def test_more_rows_than_one_launch_takes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(logprobs_triton, "_MAX_ROWS", 2)
     assert_same_bits(kernels(logits, ids, 5, **options), want)
     assert_same_bits(kernels(logits, ids, 5, out=garbage(5, VOCAB, 6), **options), want)
+
+
+@pytest.mark.parametrize("temperature", [math.inf, math.nan, 1e30])
+def test_temperatures_beyond_reason(temperature: float) -> None:
+    logits = randn(3, 700, seed=60)
+    logits[1, 5] = -math.inf
+    values = torch.full((3,), temperature, device=DEVICE)
+    for score in (kernels, by_reference):
+        scores = score(logits, randint(700, 3, seed=61), 5, temperature=values)
+        assert scores.valid.tolist() == [not math.isnan(temperature)] * 3
+        assert not scores.top_logprobs.isnan().any()
+        assert not scores.logprob.isnan().any()
+
+
+def test_arguments_of_the_wrong_kind() -> None:
+    logits, ids = randn(2, 50, seed=62), randint(50, 2, seed=63)
+    for name, wrong in (
+        ("row_top_k", torch.zeros(2, dtype=torch.int64, device=DEVICE)),
+        ("temperature", torch.ones(2, dtype=torch.float64, device=DEVICE)),
+        ("rows", torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)),
+        ("rows", torch.zeros(2, device=DEVICE)),
+    ):
+        with pytest.raises(InvalidRequestError, match=name):
+            kernels(logits, ids, 1, **{name: wrong})
+    with pytest.raises(InvalidRequestError, match="token_ids must be int64 or int32, got float32"):
+        kernels(logits, ids.float(), 1)
+    with pytest.raises(InvalidRequestError, match="is on meta"):
+        kernels(logits, ids.to("meta"), 1)

@@ -47,11 +47,12 @@ class ModelRunner:
             if plain:
                 packed.append(pack_tokens(token_ids[:plain], valid[:plain]))
                 segments.append(Segment(inputs.chunks[:plain], plain, None, False))
+        if not inputs.scored:
+            return
+        if token_ids is not None and valid is not None:
             listed = len(inputs.chunks) - chosen
             token_ids = torch.nn.functional.pad(token_ids[plain:], (0, listed), value=-1)
             valid = torch.nn.functional.pad(valid[plain:], (0, listed), value=True)
-        if not inputs.scored:
-            return
         # One reduction for all rows that asked, at the largest k among them: a row's bits do not depend on k. A row
         # whose token is still to be found (-1) takes it from its list.
         largest_k = max(top_k for top_k, _ in inputs.scored)

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-MAX_KERNEL_TOP_K = 64
 MAX_KERNEL_VOCAB = 2**20
 
 
@@ -24,8 +23,8 @@ class Backend:
 def scoring(device: torch.device | str) -> Backend:
     """What reduces logits on `device`.
 
-    The kernels are plain Triton: CUDA and ROCm (both "cuda" to torch) and XPU. Lists of more than 64 ids and
-    vocabularies beyond 2^20 take the reference on the same device.
+    The kernels are plain Triton: CUDA and ROCm (both "cuda" to torch) and XPU. Vocabularies beyond 2^20 and logits
+    whose columns are not contiguous take the reference on the same device, as do lists of more than 64 ids.
     """
     return _scoring(torch.device(device).type)
 
@@ -36,9 +35,7 @@ def _scoring(kind: str) -> Backend:
         return Backend("reference", "plain torch operations")
     if find_spec("triton") is None:
         return Backend("reference", "plain torch operations, slower here: Triton is not installed")
-    return Backend(
-        "triton", f"kernels, one read of the logits; lists of more than {MAX_KERNEL_TOP_K} ids take the reference"
-    )
+    return Backend("triton", "kernels that read each logit once; lists of more than 64 ids take the reference")
 
 
 def attention(device: torch.device | str) -> Backend:
@@ -46,11 +43,10 @@ def attention(device: torch.device | str) -> Backend:
     return Backend("reference", "plain torch operations")
 
 
-def scores_with_kernels(logits: Tensor, top_k: int) -> bool:
+def scores_with_kernels(logits: Tensor) -> bool:
     """Whether this reduction runs as Triton kernels."""
     return (
-        0 <= top_k <= MAX_KERNEL_TOP_K
-        and 0 < logits.shape[1] <= MAX_KERNEL_VOCAB
+        0 < logits.shape[1] <= MAX_KERNEL_VOCAB
         and logits.stride(1) == 1
         and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and scoring(logits.device).name == "triton"

@@ -64,7 +64,7 @@ def linear_logprobs(
     """
     _check(hidden, head, bias, logit_scale, soft_cap, max_logits_bytes)
     count = len(hidden)
-    check_per_row(count, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)
+    check_per_row(count, hidden.device, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)
     if isinstance(head, Tensor):
         vocab, dtype = len(head), head.dtype
     elif vocab_size is not None:

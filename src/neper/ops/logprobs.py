@@ -37,13 +37,15 @@ def token_logprobs(
         row_top_k: [R] int32, fewer alternatives for some rows: row r lists min(top_k, row_top_k[r]). A row with 0
             takes no part in the search.
         temperature: [R] float32. Scores of the tempered view: log-softmax of logits / temperature; order and rank stay
-            those of the logits. Below 1e-5 = greedy, whose scores are the raw ones. None = the raw view.
+            those of the logits. Below 1e-5 = greedy, whose scores are the raw ones. NaN makes the row invalid. None =
+            the raw view.
         allowed: a set of ids a row. Where it is not empty, logprob, rank and list are those of the distribution
             renormalised over exactly these ids; up to 1,024 of them are listed whole, whatever top_k is, also those
             at -inf. A token outside the set has logprob -inf.
         logprob_token_ids: a set of ids a row. Where it is not empty, it is listed in place of the top k: all of it, at
             full-vocabulary values, best first, also ids at -inf. A row has one kind of set at most.
-        rows: [R] int32 or int64, the rows of `logits` to score, without copying them; None = all (R = N).
+        rows: [R] int32 or int64, the rows of `logits` to score, 0 <= row < N (which a GPU does not check), without
+            copying them; None = all (R = N).
         out: memory to write to (see LogprobBuffers); the result is a view of it.
 
     Returns:
@@ -64,8 +66,8 @@ def token_logprobs(
         raise InvalidRequestError("without token_ids top_k must be at least 1", param="top_k")
     if top_k == -1:
         top_k = vocab
-    count = logits.shape[0] if rows is None else rows.shape[0]
-    check_per_row(count, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)
+    count = len(logits) if rows is None else rows.numel()
+    check_per_row(count, logits.device, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature, rows=rows)
     allowed = token_sets("allowed", allowed, count, vocab, logits.device)
     named = token_sets("logprob_token_ids", logprob_token_ids, count, vocab, logits.device)
     if allowed is not None and named is not None and ((allowed.lengths > 0) & (named.lengths > 0)).any():
@@ -73,7 +75,7 @@ def token_logprobs(
     width = list_width(top_k, allowed, named)
     if out is not None:
         check_buffers(out, count, width, vocab)
-    if backends.scores_with_kernels(logits, top_k):
+    if backends.scores_with_kernels(logits):
         from neper.ops import logprobs_triton
 
         reduce = logprobs_triton.token_logprobs
@@ -93,12 +95,27 @@ def token_logprobs(
     )
 
 
-def check_per_row(count: int, **values: Tensor | None) -> None:
-    """Raise InvalidRequestError where one of these arguments is given and is not [count]."""
+_ROW_DTYPES = {
+    "token_ids": (torch.int64, torch.int32),
+    "row_top_k": (torch.int32,),
+    "temperature": (torch.float32,),
+    "rows": (torch.int64, torch.int32),
+}
+
+
+def check_per_row(count: int, device: torch.device, **values: Tensor | None) -> None:
+    """Raise InvalidRequestError where one of these arguments is given and is not [count], of its dtype, on `device`."""
     for name, per_row in values.items():
-        if per_row is not None and per_row.shape != (count,):
+        if per_row is None:
+            continue
+        if per_row.shape != (count,):
             one = "id" if name == "token_ids" else "value"
             raise InvalidRequestError(f"{name} must hold one {one} per row: got {list(per_row.shape)} for {count} rows")
+        if per_row.dtype not in _ROW_DTYPES[name]:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in _ROW_DTYPES[name])
+            raise InvalidRequestError(f"{name} must be {wanted}, got {str(per_row.dtype).removeprefix('torch.')}")
+        if per_row.device != device:
+            raise InvalidRequestError(f"{name} is on {per_row.device}, but the logits are on {device}")
 
 
 def list_width(top_k: int, allowed: TokenSets | None, named: TokenSets | None) -> int:
@@ -137,7 +154,7 @@ def warm_up(*, vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torc
     Compiled kernels are kept on disk by Triton. Returns at once where the reference computes.
     """
     logits = torch.zeros(2, vocab_size, dtype=dtype, device=device)
-    if not backends.scores_with_kernels(logits, 0):
+    if not backends.scores_with_kernels(logits):
         return
     from neper.ops import logprobs_triton
 
@@ -145,5 +162,3 @@ def warm_up(*, vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torc
     if logits.element_size() * vocab_size % 16 != 0:
         # Where rows begin at odd places, those whose first row happens not to are variants of their own.
         logprobs_triton.warm_up(logits[1:], max_top_k)
-    if logits.device.type != "cpu":
-        torch.accelerator.synchronize(logits.device)

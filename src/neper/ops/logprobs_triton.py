@@ -13,6 +13,7 @@ patterns, which takes the same time whatever the row holds.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -23,11 +24,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from neper.ops import sets_triton
+from neper.ops import reference, sets_triton
 from neper.ops.results import LogprobBuffers, TokenLogprobs
 from neper.ops.token_sets import TokenSets
 from neper.ops.triton_common import (
     Given,
+    Norms,
     kth_largest,
     load_factor,
     load_logit,
@@ -186,7 +188,7 @@ def _read_kernel(
     base = row_base(logits, row_step, UNIT, rows, row, given)
     scale = load_factor(temperature, row, given) * _LOG2E
     token = load_token(token_ids, row, given)
-    target = tl.where(token == -1, float("inf"), load_logit(base, token, V))
+    target = tl.where(token < 0, float("inf"), load_logit(base, token, V))
     chunk_max = scratch.to(tl.pointer_type(tl.float32)) + row.to(tl.int64) * row_words
     chunk_sum = chunk_max + num_tiles * 8
     counts = tl.zeros([32 // VEC, 8], tl.float32)
@@ -316,6 +318,7 @@ def _select_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    # What is loaded before the wait is older than `_read_kernel`, which has waited for it before it let this one start.
     base = row_base(logits, row_step, UNIT, rows, row, given)
     factor = load_factor(temperature, row, given)
     token = load_token(token_ids, row, given)
@@ -342,7 +345,7 @@ def _select_kernel(
     total = tl.sum(cs * tl.exp2((cm - safe) * (factor * _LOG2E)))
     valid = (total > 0.0) & (total < float("inf"))
     log_sum = tl.maximum(tl.log(total), 0.0)  # the best alone adds 1, but for a rounding
-    target = tl.where(token == -1, maximum, target)
+    target = tl.where(token < 0, maximum, target)
     tl.store(out_logprob + row, tl.where(valid, (target - maximum) * factor - log_sum, -float("inf")))
     tl.store(out_rank + row, tl.where(valid, rank, 0))
     tl.store(out_valid + row, valid)
@@ -408,7 +411,10 @@ def token_logprobs(
     rows: Tensor | None = None,
     out: LogprobBuffers | None = None,
 ) -> TokenLogprobs:
-    """See `neper.ops.logprobs.token_logprobs`; top_k <= 64, V <= 2^20, unit stride along V."""
+    """See `neper.ops.logprobs.token_logprobs`; V <= 2^20, unit stride along V.
+
+    Lists of more than 64 ids are found by the reference; all else is the kernels', so a row's bits stay the same.
+    """
     count, vocab = (logits.shape[0] if rows is None else rows.shape[0]), logits.shape[1]
     if out is None:
         out = LogprobBuffers.allocate(count, vocab, width, logits.device)
@@ -416,21 +422,32 @@ def token_logprobs(
     if scratch.numel() < scratch_words(count, vocab):  # buffers made for the reference
         scratch = torch.empty(scratch_words(count, vocab), dtype=torch.int32, device=logits.device)
     scores = out.view(count, width)
-    for begin in range(0, count, _MAX_ROWS):
-        part = slice(begin, min(begin + _MAX_ROWS, count))
-
-        def of_part(per_row: Tensor | None, part: slice = part) -> Tensor | None:
-            return None if per_row is None else per_row[part]
-
-        given = Given.of(scores.take(part), of_part(rows), of_part(token_ids), of_part(temperature), of_part(row_top_k))
-        taken = logits[part] if rows is None else logits
-        _read(taken, given, scratch)
-        _select(taken, given, scratch, top_k)
-        for sets, restrict in ((allowed, True), (named, False)):
-            if sets is not None:
-                sets_triton.score_sets(
-                    taken, sets, begin, restrict, given, scratch[_row_words(vocab) - 16 :], _row_words(vocab), top_k
+    norms = _norms(scratch, vocab)
+    with _on(logits.device):
+        for begin in range(0, count, _MAX_ROWS):
+            part = slice(begin, min(begin + _MAX_ROWS, count))
+            here, ids, t, k = (None if x is None else x[part] for x in (rows, token_ids, temperature, row_top_k))
+            given = Given.of(scores.take(part), here, ids, t, k)
+            taken = logits[part] if rows is None else logits
+            _read(taken, given, scratch)
+            if top_k <= _BUCKETS[-1]:
+                _select(taken, given, scratch, top_k)
+            else:
+                _select(taken, given, scratch, 0)
+                maximum, log_sum = norms.read(len(given.scores.valid))
+                reference.list_top_k(
+                    taken,
+                    top_k,
+                    row_top_k=k,
+                    temperature=t,
+                    rows=here,
+                    maximum=maximum,
+                    log_sum=log_sum,
+                    scores=given.scores,
                 )
+            for sets, restrict in ((allowed, True), (named, False)):
+                if sets is not None:
+                    sets_triton.score_sets(taken, sets, begin, restrict, given, norms, top_k)
     return scores
 
 
@@ -442,17 +459,40 @@ def warm_up(logits: Tensor, max_top_k: int) -> None:
     out = LogprobBuffers.allocate(count, vocab, _BUCKETS[-1], logits.device)
     scratch = torch.zeros(scratch_words(count, vocab), dtype=torch.int32, device=logits.device)
     given = Given.of(out.scores, None, ids, None, None)
-    norms = scratch[_row_words(vocab) - 16 :]
     buckets = [size for size, smaller in zip(_BUCKETS, (0, *_BUCKETS), strict=False) if smaller < max(1, max_top_k)]
     compiled = [
         partial(_read, logits, given, scratch),
         *(partial(_select, logits, given, scratch, size) for size in reversed(buckets)),
-        partial(sets_triton.score_sets, logits, sets, 0, True, given, norms, _row_words(vocab), 0),
+        partial(sets_triton.score_sets, logits, sets, 0, True, given, _norms(scratch, vocab), 0),
     ]
+    _select_kernel_cache(logits.device)
+
+    def launch(kernel: partial[None]) -> None:
+        with _on(logits.device):  # which device is the current one is a thread's own affair
+            kernel()
+
     # Threads, since most of a compilation runs outside the interpreter lock.
     with ThreadPoolExecutor(len(compiled)) as pool:
-        for done in [pool.submit(launch) for launch in compiled]:
+        for done in [pool.submit(launch, kernel) for kernel in compiled]:
             done.result()
+    if logits.device.type != "cpu":
+        torch.accelerator.synchronize(logits.device)
+
+
+def _select_kernel_cache(device: torch.device) -> None:
+    """Have Triton make the table of `_select_kernel`'s variants: threads that both find none would each make one."""
+    caches = getattr(_select_kernel, "device_caches", None)
+    if caches is not None:
+        caches[device.index]
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Launch on `device`: Triton launches on the current one, wherever its arguments are."""
+    return nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
+
+
+def _norms(scratch: Tensor, vocab_size: int) -> Norms:
+    return Norms(scratch[_row_words(vocab_size) - 16 :], _row_words(vocab_size))
 
 
 def _tiles(vocab_size: int, count: int) -> tuple[int, int, int]:
@@ -494,8 +534,9 @@ def _select(logits: Tensor, given: Given, scratch: Tensor, top_k: int) -> None:
         vocab, num_tiles, num_programs, top_k, width,
         CP=chunk_places, GROUPS=min(256 if bucket == 64 else 128, chunk_places), PP=triton.next_power_of_2(num_tiles),
         KP=bucket, SPARE=_SPARE_BITS[logits.dtype], UNIT=unit, PDL=launch.pdl,
-        # Not tuned by size: the layout of 8 warps decides in which order a row's chunks are added.
-        num_warps=8, **launch.options(registers=128 if bucket == 64 else 64),
+        # Not tuned by size: the layout of 8 warps decides in which order a row's chunks are added. Not fused, so that
+        # a listed value has the bits that the same arithmetic gives elsewhere.
+        num_warps=8, enable_fp_fusion=False, **launch.options(registers=128 if bucket == 64 else 64),
     )  # fmt: skip
 
 

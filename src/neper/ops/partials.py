@@ -9,7 +9,6 @@ With the vocabulary cut over tensor-parallel ranks, each rank reduces its own sh
 
 Order, ids, ranks and validity are exactly those of the whole row, wherever it was cut. Logprobs (of the raw view) agree
 with the unsharded ones within 1e-6, since other cuts sum in another tree; the same cuts and grouping repeat to the bit.
-The same merge joins the vocabulary tiles of a head that is too large to be multiplied at once.
 """
 
 from __future__ import annotations

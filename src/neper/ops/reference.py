@@ -60,16 +60,11 @@ def token_logprobs(
     if token_ids is not None and token_ids.device.type == "cpu":
         _check_ids(token_ids, vocab)
     scores = TokenLogprobs.empty(count, width, logits.device) if out is None else out.view(count, width)
-    factor = None
-    if temperature is not None:
-        factor = torch.where(temperature < _GREEDY, 1.0, 1.0 / temperature)
+    factor = _factor(temperature)
     k = min(top_k, vocab)
-    tile = max(1, _TILE_BYTES // (vocab * (KEY_BYTES if k and sorts_whole_rows(k, vocab) else _LOGIT_BYTES)))
-    for begin in range(0, count, tile):
-        part = slice(begin, min(begin + tile, count))
-        selected = logits[part] if rows is None else logits.index_select(0, rows[part].long())
+    for part, x in _tiles(logits, rows, k):
         _score(
-            selected.float().contiguous(),  # torch's vector and strided kernels differ in the last bit
+            x,
             _part(token_ids, part),
             k,
             _part(row_top_k, part),
@@ -79,6 +74,44 @@ def token_logprobs(
             scores.take(part),
         )
     return scores
+
+
+@torch.no_grad()
+def list_top_k(
+    logits: Tensor,
+    top_k: int,
+    *,
+    row_top_k: Tensor | None,
+    temperature: Tensor | None,
+    rows: Tensor | None,
+    maximum: Tensor,
+    log_sum: Tensor,
+    scores: TokenLogprobs,
+) -> None:
+    """Fill the lists of `scores`, whose other fields are there, given each row's M and L [R]."""
+    factor = _factor(temperature)
+    for part, x in _tiles(logits, rows, min(top_k, logits.shape[1])):
+        values, ids = ordered_top_k(x, min(top_k, logits.shape[1]))
+        norm = (maximum[part], log_sum[part], _part(factor, part))
+        _write_top_k(scores.take(part), values, ids, _part(row_top_k, part), *norm)
+
+
+def _tiles(logits: Tensor, rows: Tensor | None, k: int) -> Iterator[tuple[slice, Tensor]]:
+    """The rows that are scored, some at a time: their places and their logits [n, V] float32."""
+    vocab = logits.shape[1]
+    count = len(logits) if rows is None else len(rows)
+    tile = max(1, _TILE_BYTES // (vocab * (KEY_BYTES if k and sorts_whole_rows(k, vocab) else _LOGIT_BYTES)))
+    for begin in range(0, count, tile):
+        part = slice(begin, min(begin + tile, count))
+        selected = logits[part] if rows is None else logits.index_select(0, rows[part].long())
+        yield part, selected.float().contiguous()  # torch's vector and strided kernels differ in the last bit
+
+
+def _factor(temperature: Tensor | None) -> Tensor | None:
+    """1 / temperature [R], above 0 whatever the temperature: 0 times -inf is not a number."""
+    if temperature is None:
+        return None
+    return torch.where(temperature < _GREEDY, 1.0, temperature.reciprocal()).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def row_normaliser(x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -113,7 +146,8 @@ def _score(
 ) -> None:
     """Score the rows of x [R, V] float32 into `scores`."""
     maximum, log_sum = row_normaliser(x, factor)
-    valid = maximum.isfinite()  # amax keeps NaN, so a finite maximum means: no NaN, no +inf, something above -inf
+    # amax keeps NaN, so a finite maximum means: no NaN, no +inf, something above -inf.
+    valid = maximum.isfinite() if factor is None else maximum.isfinite() & log_sum.isfinite()
     values, ids = _search(x, maximum, k, row_top_k)
     if token_ids is None:
         chosen, rank = maximum, torch.ones_like(maximum, dtype=torch.int32)
@@ -122,10 +156,7 @@ def _score(
         rank = _rank(x, chosen, maximum, values)
     scores.valid.copy_(valid)
     _write_token(scores, _log_softmax(chosen, maximum, log_sum, factor), rank)
-    listed = values > -torch.inf
-    if row_top_k is not None:
-        listed &= torch.arange(values.shape[1], device=x.device) < row_top_k.unsqueeze(1)
-    _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
+    _write_top_k(scores, values, ids, row_top_k, maximum, log_sum, factor)
     # Rows with sets are few, and the sets of any length; the host knows which rows have one.
     for row, ids in _each(allowed):
         here = slice(row, row + 1)
@@ -176,12 +207,10 @@ def _score_within(
     if len(allowed) <= LISTED_WHOLE:
         values, ids = top_k_by_key(members, allowed, len(allowed))
         listed = torch.ones_like(values, dtype=torch.bool)
+        _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
     else:
         values, ids = top_k_by_key(members, allowed, min(k, len(allowed)))
-        listed = values > -torch.inf
-        if row_top_k is not None:
-            listed &= torch.arange(values.shape[1], device=x.device) < row_top_k
-    _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
+        _write_top_k(scores, values, ids, row_top_k, maximum, log_sum, factor)
 
 
 def _log_softmax(values: Tensor, maximum: Tensor, log_sum: Tensor, factor: Tensor | None) -> Tensor:
@@ -200,6 +229,22 @@ def _write_token(scores: TokenLogprobs, logprob: Tensor, rank: Tensor) -> None:
     invalid = ~scores.valid
     scores.logprob.copy_(logprob.masked_fill(invalid, -torch.inf))
     scores.rank.copy_(rank.masked_fill(invalid, 0))
+
+
+def _write_top_k(
+    scores: TokenLogprobs,
+    values: Tensor,
+    ids: Tensor,
+    row_top_k: Tensor | None,
+    maximum: Tensor,
+    log_sum: Tensor,
+    factor: Tensor | None,
+) -> None:
+    """Write the best ids [R, k] and their logits, but for what is masked or beyond the row's own k."""
+    listed = values > -torch.inf
+    if row_top_k is not None:
+        listed &= torch.arange(values.shape[1], device=values.device) < row_top_k.unsqueeze(1)
+    _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
 
 
 def _write_list(scores: TokenLogprobs, ids: Tensor, logprobs: Tensor, listed: Tensor) -> None:

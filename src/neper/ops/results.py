@@ -47,9 +47,10 @@ class TokenLogprobs(NamedTuple):
 class LogprobBuffers:
     """Memory for reductions of up to N rows with lists of up to K ids, made once and written again and again.
 
-    A reduction into buffers does not wait for the device and, but for sets of more than 1,024 ids and for arguments
-    that are not contiguous, allocates nothing: it can be captured in a CUDA graph. Its result is a view of `scores`,
-    which the next reduction into the same buffers overwrites.
+    The kernels' reduction into buffers does not wait for the device and allocates nothing, so it can be captured in a
+    CUDA graph. (It allocates for lists of more than 64 ids, sets of more than 1,024, sets given as lists, and per-row
+    arguments that are not contiguous. The reference always does.) The result is a view of `scores`, which the next
+    reduction into the same buffers overwrites.
 
     Attributes:
         scores: fields [N, ...] as in TokenLogprobs, lists of width K.

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from neper.ops.token_sets import LISTED_WHOLE, TokenSets
-from neper.ops.triton_common import Given, load_factor, load_logit, load_token, row_base
+from neper.ops.triton_common import Given, Norms, load_factor, load_logit, load_token, row_base
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _BLOCK = tl.constexpr(1024)  # of a set's terms, added lane by lane: a row's bits depend on the row and its set alone
@@ -51,7 +51,7 @@ def _restrict_kernel(
             _, x, _ = _load_members(base, set_ids, place, end, V, _BLOCK)
             best = tl.maximum(best, x)
         maximum = tl.max(best)
-        target = tl.where(token == -1, maximum, target)
+        target = tl.where(token < 0, maximum, target)
         terms = tl.zeros([_BLOCK], tl.float32)
         above = tl.zeros([_BLOCK], tl.int32)
         member = tl.zeros([_BLOCK], tl.int32)
@@ -62,7 +62,7 @@ def _restrict_kernel(
             member = tl.maximum(member, (inside & (id == token)).to(tl.int32))
         possible = maximum > _MIN
         log_sum = tl.maximum(tl.log(tl.sum(terms)), 0.0)
-        known = possible & ((tl.max(member) > 0) | (token == -1))
+        known = possible & ((tl.max(member) > 0) | (token < 0))
         tl.store(out_logprob + row, tl.where(known, (target - maximum) * factor - log_sum, _MIN))
         tl.store(out_rank + row, tl.where(possible, tl.sum(above) + 1, 0))
         tl.store(out_valid + row, possible)
@@ -118,8 +118,7 @@ def score_sets(
     first: int,
     restrict: bool,
     given: Given,
-    norms: Tensor,
-    norm_stride: int,
+    norms: Norms,
     top_k: int,
 ) -> None:
     """Overwrite the results of the rows that have a set.
@@ -128,7 +127,7 @@ def score_sets(
         logits: [N, V]; `given` says which of its rows.
         sets: of which those from `first` on belong to the rows of `given`.
         restrict: renormalise over the set, instead of only listing it.
-        norms: int32 words; from the place of each row on (`norm_stride` apart), bits of its maximum and log-sum.
+        norms: M and L of each row; restricted rows get those of their set.
     """
     scores = given.scores
     count = len(scores.logprob)
@@ -141,17 +140,18 @@ def score_sets(
     if restrict:
         _restrict_kernel[(count,)](
             logits, step, given.rows, given.token_ids, given.temperature, given.flags, sets.ids, offsets,
-            norms, norm_stride, scores.logprob, scores.rank, scores.valid, logits.shape[1], UNIT=unit, num_warps=8,
+            norms.words, norms.stride, scores.logprob, scores.rank, scores.valid, logits.shape[1],
+            UNIT=unit, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     if longest <= LISTED_WHOLE:
         _list_kernel[(-(-longest // _PART.value), count)](
-            logits, step, given.rows, given.temperature, given.flags, sets.ids, offsets, norms, norm_stride,
+            logits, step, given.rows, given.temperature, given.flags, sets.ids, offsets, norms.words, norms.stride,
             scores.top_ids, scores.top_logprobs, scores.top_ids.stride(0), scores.valid, logits.shape[1],
-            scores.top_ids.shape[1], UNIT=unit, num_warps=4,
+            scores.top_ids.shape[1], UNIT=unit, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     else:
         members = sets.ids[int(sets.lengths[:first].sum()) :][: int(lengths.sum())]
-        _list_sorted(logits, members, offsets, restrict, given, norms, norm_stride, top_k)
+        _list_sorted(logits, members, offsets, restrict, given, norms, top_k)
 
 
 def _list_sorted(
@@ -160,8 +160,7 @@ def _list_sorted(
     offsets: Tensor,
     restrict: bool,
     given: Given,
-    norms: Tensor,
-    norm_stride: int,
+    norms: Norms,
     top_k: int,
 ) -> None:
     """List sets of any size by one stable sort of all members. Unlike the kernels it allocates.
@@ -189,11 +188,11 @@ def _list_sorted(
     if restrict:  # a set too large to be listed whole has a top k, and that lists nothing masked
         keep &= (x[order] > -torch.inf) | (lengths[row] <= LISTED_WHOLE)
     column = torch.where(keep, column, width)  # one column beyond, for what is not listed
-    words = norms.as_strided((count, 2), (norm_stride, 1))
-    maximum, log_sum = words.view(torch.float32).unbind(1)
+    maximum, log_sum = norms.read(count)
     value = x[order] - maximum[row]
     if given.flags & 4:
-        value *= torch.where(given.temperature < 1e-5, 1.0, given.temperature.reciprocal())[row]
+        factor = torch.where(given.temperature < 1e-5, 1.0, given.temperature.reciprocal())
+        value *= factor.clamp(min=torch.finfo(torch.float32).tiny)[row]
     value -= log_sum[row]
     has_set = (lengths > 0).unsqueeze(1)
     for out, values, unused in ((scores.top_ids, ids[order], -1), (scores.top_logprobs, value, -torch.inf)):

@@ -61,6 +61,24 @@ class Given:
         return (logits.stride(0) // unit, unit) if aligned else (logits.stride(0), 1)
 
 
+@dataclass(frozen=True)
+class Norms:
+    """M and L of R rows, as the kernels leave them in their scratch.
+
+    Attributes:
+        words: int32, from the first row's M on: the bits of M and of L, then other things.
+        stride: words from one row to the next.
+    """
+
+    words: Tensor
+    stride: int
+
+    def read(self, count: int) -> tuple[Tensor, Tensor]:
+        """M and L of the first `count` rows, [count] float32 each, views of the scratch."""
+        maximum, log_sum = self.words.as_strided((count, 2), (self.stride, 1)).view(torch.float32).unbind(1)
+        return maximum, log_sum
+
+
 @cache
 def _stand_ins(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     dtypes = (torch.int32, torch.int64, torch.float32)
@@ -119,11 +137,12 @@ def load_token(token_ids, row, given):
 
 @triton.jit
 def load_factor(temperature, row, given):
-    """1 / temperature; 1 for greedy rows and the raw view."""
+    """1 / temperature, above 0; 1 for greedy rows and the raw view."""
     factor = tl.full((), 1.0, tl.float32)
     if given & 4:
         t = tl.load(temperature + row)
-        factor = tl.where(t < 1e-5, 1.0, 1.0 / t)
+        factor = tl.where(t < 1e-5, 1.0, tl.div_rn(1.0, t))
+        factor = tl.where(factor < 1.1754943508222875e-38, 1.1754943508222875e-38, factor)  # 0 times -inf is NaN
     return factor
 
 
