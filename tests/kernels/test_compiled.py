@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from neper.ops.logprobs import warm_up
 from neper.ops.results import LogprobBuffers, TokenLogprobs
 from neper.ops.token_sets import TokenSets
 from tests.helpers.oracle import assert_values_right
@@ -287,3 +288,21 @@ def test_the_error_is_that_of_float32_over_a_wide_vocabulary() -> None:
     exact = torch.log_softmax(slope.double(), -1)[0, 0].item()
     assert got.logprob.tolist() == pytest.approx([-math.log(vocab), exact], abs=2e-6)
     assert got.top_ids.tolist() == [[0, 1, 2], np.argsort(-slope[0].cpu().numpy(), kind="stable")[:3].tolist()]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_logits_on_another_device_than_the_current_one() -> None:
+    logits, ids = randn(5, 3000, seed=70), randint(3000, 5, seed=71)
+    sets = [subset_of(3000, 50), [], subset_of(3000, 2000), [], [7]]
+    assert torch.cuda.current_device() == 0
+    for options in ({}, {"allowed": sets}):
+        want = kernels(logits, ids, 20, **options)
+        got = kernels(logits.to("cuda:1"), ids.to("cuda:1"), 20, **options)
+        assert got.rank.device == torch.device("cuda:1")
+        assert_same_bits([field.cpu() for field in got], [field.cpu() for field in want])
+    warm_up(vocab_size=3000, dtype=torch.bfloat16, max_top_k=20, device="cuda:1")
+    assert torch.cuda.current_device() == 0
+
+
+def subset_of(vocab: int, size: int) -> list[int]:
+    return torch.randperm(vocab, generator=torch.Generator().manual_seed(size))[:size].tolist()
