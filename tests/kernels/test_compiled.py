@@ -292,7 +292,7 @@ def test_the_error_is_that_of_float32_over_a_wide_vocabulary() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_logits_on_another_device_than_the_current_one() -> None:
-    logits, ids = randn(5, 3000, seed=70), randint(3000, 5, seed=71)
+    logits, ids = randn(5, seed=70, vocab=3000), randint(3000, 5, seed=71)
     sets = [subset_of(3000, 50), [], subset_of(3000, 2000), [], [7]]
     assert torch.cuda.current_device() == 0
     for options in ({}, {"allowed": sets}):
