@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from neper.ops.linear_logprobs import linear_logprobs
 from neper.ops.logprobs import warm_up
 from neper.ops.results import LogprobBuffers, TokenLogprobs
 from neper.ops.token_sets import TokenSets
@@ -288,6 +289,35 @@ def test_the_error_is_that_of_float32_over_a_wide_vocabulary() -> None:
     exact = torch.log_softmax(slope.double(), -1)[0, 0].item()
     assert got.logprob.tolist() == pytest.approx([-math.log(vocab), exact], abs=2e-6)
     assert got.top_ids.tolist() == [[0, 1, 2], np.argsort(-slope[0].cpu().numpy(), kind="stable")[:3].tolist()]
+
+
+@pytest.mark.parametrize("vocab", [151936, 50257])
+def test_after_warm_up_serving_compiles_nothing(vocab: int) -> None:
+    warm_up(vocab_size=vocab, dtype=torch.bfloat16, max_top_k=20, device=DEVICE)
+    before = variants()
+    logits = randn(33, seed=72, vocab=vocab)
+    ids = randint(vocab, 33, seed=73)
+    sets = [[1, 2, 3]] + [[]] * 32
+    for first in (0, 1, 8, 32):  # rows without scores come first in a step
+        for k in (0, 1, 5, 8, 20):
+            kernels(logits[first:], ids[first:], k)
+    kernels(logits, ids, 20, allowed=sets)
+    kernels(logits, ids, 20, logprob_token_ids=sets)
+    linear_logprobs(logits[:, :64].contiguous(), randn(vocab, seed=74, vocab=64), ids, 5)
+    assert variants() == before
+
+
+def variants() -> list[int]:
+    """How often each kernel has been compiled in this process."""
+    from neper.ops import logprobs_triton, sets_triton
+
+    all_kernels = (
+        logprobs_triton._read_kernel,
+        logprobs_triton._select_kernel,
+        sets_triton._restrict_kernel,
+        sets_triton._list_kernel,
+    )
+    return [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in all_kernels]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
