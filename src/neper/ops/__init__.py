@@ -3,21 +3,30 @@
 from neper.ops.linear_logprobs import linear_logprobs
 from neper.ops.logprobs import token_logprobs, warm_up
 from neper.ops.order import greedy_tokens
+from neper.ops.partials import PartialLogprobs, finish_partials, merge_partials, partial_logprobs, target_logits
 from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.sampling import Bias, DrawInputs, Penalties, noise_keys, sample
+from neper.ops.sampling import Bias, DrawInputs, Penalties, noise_keys, processed_logits, sample
 from neper.ops.token_sets import TokenSets
+from neper.ops.views import view_logprobs
 
 __all__ = [
     "Bias",
     "DrawInputs",
     "LogprobBuffers",
+    "PartialLogprobs",
     "Penalties",
     "TokenLogprobs",
     "TokenSets",
+    "finish_partials",
     "greedy_tokens",
     "linear_logprobs",
+    "merge_partials",
     "noise_keys",
+    "partial_logprobs",
+    "processed_logits",
     "sample",
+    "target_logits",
     "token_logprobs",
+    "view_logprobs",
     "warm_up",
 ]
