@@ -309,11 +309,11 @@ def test_after_warm_up_serving_compiles_nothing(vocab: int) -> None:
 
 def variants() -> list[int]:
     """How often each kernel has been compiled in this process."""
-    from neper.ops import logprobs_triton, sets_triton
+    from neper.ops import logprobs_kernels, sets_triton
 
     all_kernels = (
-        logprobs_triton._read_kernel,
-        logprobs_triton._select_kernel,
+        logprobs_kernels.read_kernel,
+        logprobs_kernels.select_kernel,
         sets_triton._restrict_kernel,
         sets_triton._list_kernel,
     )
