@@ -87,11 +87,6 @@ def test_columns_that_are_not_contiguous() -> None:
         assert_agree(check(view.contiguous(), ids, 5), got)
 
 
-def test_float64_logits() -> None:
-    logits = randn(2, 700, seed=10).double()
-    held_to_float64(logits, randint(700, 2, seed=11), 5)
-
-
 def test_fallbacks_write_to_buffers() -> None:
     logits, ids = randn(3, 700, seed=12), randint(700, 3, seed=13)
     out = LogprobBuffers.allocate(5, 700, 100, DEVICE)

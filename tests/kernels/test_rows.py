@@ -250,8 +250,10 @@ def test_temperatures_beyond_reason(temperature: float) -> None:
 
 def test_arguments_of_the_wrong_kind() -> None:
     logits, ids = randn(2, 50, seed=62), randint(50, 2, seed=63)
+    longs = torch.tensor([3, 0], device=DEVICE)
+    assert_same_bits(kernels(logits, ids, 5, row_top_k=longs), kernels(logits, ids, 5, row_top_k=longs.int()))
     for name, wrong in (
-        ("row_top_k", torch.zeros(2, dtype=torch.int64, device=DEVICE)),
+        ("row_top_k", torch.zeros(2, dtype=torch.float32, device=DEVICE)),
         ("temperature", torch.ones(2, dtype=torch.float64, device=DEVICE)),
         ("rows", torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)),
         ("rows", torch.zeros(2, device=DEVICE)),

@@ -200,7 +200,7 @@ def test_wrong_shapes_are_errors() -> None:
         token_logprobs(torch.zeros(1, 5), torch.tensor([1]), -2)
     with pytest.raises(InvalidRequestError, match="at least 1"):
         token_logprobs(torch.zeros(1, 5), None)
-    with pytest.raises(InvalidRequestError, match="float tensor"):
+    with pytest.raises(InvalidRequestError, match="got int64"):
         token_logprobs(torch.zeros(1, 5, dtype=torch.long), torch.tensor([1]))
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         token_logprobs(torch.zeros(2, 0), torch.tensor([0, 0]))

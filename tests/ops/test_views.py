@@ -53,5 +53,5 @@ def test_the_views() -> None:
 
 
 def test_an_unknown_view_is_an_error() -> None:
-    with pytest.raises(InvalidRequestError, match="logprobs_mode 'raw'"):
+    with pytest.raises(InvalidRequestError, match="got 'raw'"):
         view_logprobs("raw", torch.zeros(1, 3), None, 1)  # type: ignore[arg-type]

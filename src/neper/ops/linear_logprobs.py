@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs import check_buffers, check_per_row, list_width, token_logprobs, token_sets
+from neper.ops.logprobs import (
+    check_buffers,
+    check_per_row,
+    check_tensors,
+    check_top_k,
+    list_width,
+    token_logprobs,
+    token_sets,
+)
 from neper.ops.results import LogprobBuffers, TokenLogprobs
 from neper.ops.token_sets import TokenSets
 
@@ -63,6 +71,8 @@ def linear_logprobs(
             token_logprobs does.
     """
     _check(hidden, head, bias, logit_scale, soft_cap, max_logits_bytes)
+    check_tensors(token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)
+    top_k = check_top_k(top_k)
     count = len(hidden)
     check_per_row(count, hidden.device, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)
     if isinstance(head, Tensor):
@@ -86,12 +96,12 @@ def linear_logprobs(
         scratch = LogprobBuffers.allocate(tile, vocab, 0, hidden.device)
         out = replace(scratch, scores=TokenLogprobs.empty(count, width, hidden.device))
     else:
-        check_buffers(out, count, width, vocab)
+        check_buffers(out, count, width, vocab, hidden.device)
     result = out.view(count, width)
     for begin in range(0, max(count, 1), tile):  # without rows, one empty tile: token_logprobs checks its arguments
         part = slice(begin, begin + tile)
         scores = token_logprobs(  # no name here holds the logits, so they are gone before the next product
-            _scale(_product(hidden[part], head, bias), logit_scale, soft_cap, in_place),
+            _scale(_product(hidden[part], head, bias, vocab), logit_scale, soft_cap, in_place),
             token_ids[part] if token_ids is not None else None,
             top_k,
             row_top_k=row_top_k[part] if row_top_k is not None else None,
@@ -106,15 +116,21 @@ def linear_logprobs(
     return result
 
 
-def _product(hidden: Tensor, head: Tensor | Callable[[Tensor], Tensor], bias: Tensor | None) -> Tensor:
+def _product(
+    hidden: Tensor, head: Tensor | Callable[[Tensor], Tensor], bias: Tensor | None, vocab: int | None = None
+) -> Tensor:
     """Logits [n, V] before scale and soft cap."""
     if isinstance(head, Tensor):
         return F.linear(hidden, head, bias)
     logits = head(hidden)
+    if not isinstance(logits, Tensor):
+        raise InvalidRequestError(f"what head returns must be a torch tensor, got {type(logits).__name__}")
     if logits.dim() != 2 or len(logits) != len(hidden) or not logits.is_floating_point():
         raise InvalidRequestError(
             f"head must return [{len(hidden)}, vocabulary] float logits, got {list(logits.shape)} {logits.dtype}"
         )
+    if vocab is not None and logits.shape[1] != vocab:
+        raise InvalidRequestError(f"vocab_size is {vocab}, but head returned logits of {logits.shape[1]} ids")
     return logits
 
 
@@ -141,6 +157,7 @@ def _check(
     soft_cap: float | None,
     max_logits_bytes: int,
 ) -> None:
+    check_tensors(hidden=hidden, bias=bias, **({} if callable(head) else {"head": head}))
     if hidden.dim() != 2 or not hidden.is_floating_point():
         raise InvalidRequestError(f"hidden must be a [positions, size] float tensor, got {list(hidden.shape)}")
     if isinstance(head, Tensor):
@@ -148,6 +165,8 @@ def _check(
             raise InvalidRequestError(
                 f"head must be [vocabulary, {hidden.shape[1]}] for hidden states of that size, got {list(head.shape)}"
             )
+        if head.device != hidden.device or (bias is not None and bias.device != hidden.device):
+            raise InvalidRequestError(f"head and bias must be on {hidden.device}, where hidden is")
         if head.dtype != hidden.dtype:
             raise InvalidRequestError(f"hidden is {hidden.dtype} but head is {head.dtype}: convert one of them")
         if bias is not None and (bias.shape != head.shape[:1] or bias.dtype != head.dtype):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -34,8 +35,8 @@ def token_logprobs(
             needs top_k >= 1. On the CPU an id beyond the vocabulary is an error; a GPU would have to be waited for
             to notice, so there it scores as a masked id does (-inf).
         top_k: alternatives to list; more than V lists V, and -1 lists all V in order. Ids at -inf are never listed.
-        row_top_k: [R] int32, fewer alternatives for some rows: row r lists min(top_k, row_top_k[r]). A row with 0
-            takes no part in the search.
+        row_top_k: [R] int32 or int64, fewer alternatives for some rows: row r lists min(top_k, row_top_k[r]). A row
+            with 0 takes no part in the search.
         temperature: [R] float32. Scores of the tempered view: log-softmax of logits / temperature; order and rank stay
             those of the logits. Below 1e-5 = greedy, whose scores are the raw ones. NaN makes the row invalid. None =
             the raw view.
@@ -55,8 +56,8 @@ def token_logprobs(
     Raises:
         InvalidRequestError: on shapes that do not fit, ids of sets beyond the vocabulary, or buffers too small.
     """
-    if logits.dim() != 2 or not logits.is_floating_point():
-        raise InvalidRequestError(f"logits must be a [rows, vocabulary] float tensor, got {list(logits.shape)}")
+    check_logits(logits)
+    top_k = check_top_k(top_k)
     vocab = logits.shape[1]
     if vocab == 0:
         raise InvalidRequestError("logits must have a vocabulary of at least 1 id")
@@ -66,6 +67,7 @@ def token_logprobs(
         raise InvalidRequestError("without token_ids top_k must be at least 1", param="top_k")
     if top_k == -1:
         top_k = vocab
+    check_tensors(token_ids=token_ids, row_top_k=row_top_k, temperature=temperature, rows=rows)
     count = len(logits) if rows is None else rows.numel()
     check_per_row(count, logits.device, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature, rows=rows)
     allowed = token_sets("allowed", allowed, count, vocab, logits.device)
@@ -74,7 +76,11 @@ def token_logprobs(
         raise InvalidRequestError("a row has an allowed set or logprob_token_ids, not both")
     width = list_width(top_k, allowed, named)
     if out is not None:
-        check_buffers(out, count, width, vocab)
+        check_buffers(out, count, width, vocab, logits.device)
+    if rows is not None and rows.device.type == "cpu":
+        wrong = rows[(rows < 0) | (rows >= len(logits))]
+        if len(wrong):
+            raise InvalidRequestError(f"rows holds {int(wrong[0])}, but there are {len(logits)} rows of logits")
     if backends.scores_with_kernels(logits):
         from neper.ops import logprobs_triton
 
@@ -97,10 +103,46 @@ def token_logprobs(
 
 _ROW_DTYPES = {
     "token_ids": (torch.int64, torch.int32),
-    "row_top_k": (torch.int32,),
+    "row_top_k": (torch.int32, torch.int64),
     "temperature": (torch.float32,),
     "rows": (torch.int64, torch.int32),
 }
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise InvalidRequestError where `logits` are not [rows, vocabulary] of a dtype that is scored."""
+    check_tensors(logits=logits)
+    if logits.dim() != 2:
+        raise InvalidRequestError(
+            f"logits must be [rows, vocabulary], got {list(logits.shape)}"
+            + "; logits[None] is one row" * (logits.dim() == 1)
+        )
+    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise InvalidRequestError(f"logits must be float32, bfloat16 or float16, got {_short(logits.dtype)}")
+
+
+def check_top_k(top_k: int) -> int:
+    """`top_k` as an int; InvalidRequestError where it is none, or so large that only memory would say so."""
+    try:
+        number = index(top_k)
+    except TypeError:
+        raise InvalidRequestError(f"top_k must be an integer, got {top_k!r}", param="top_k") from None
+    if number > backends.MAX_KERNEL_VOCAB:
+        raise InvalidRequestError(f"top_k {number} is beyond every vocabulary; -1 lists all ids", param="top_k")
+    return number
+
+
+def check_tensors(**values: Tensor | None) -> None:
+    """Raise InvalidRequestError where one of these arguments is given and is no torch tensor."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise InvalidRequestError(
+                f"{name} must be a torch tensor, got {type(value).__name__}: torch.as_tensor(...)"
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_per_row(count: int, device: torch.device, **values: Tensor | None) -> None:
@@ -112,8 +154,8 @@ def check_per_row(count: int, device: torch.device, **values: Tensor | None) -> 
             one = "id" if name == "token_ids" else "value"
             raise InvalidRequestError(f"{name} must hold one {one} per row: got {list(per_row.shape)} for {count} rows")
         if per_row.dtype not in _ROW_DTYPES[name]:
-            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in _ROW_DTYPES[name])
-            raise InvalidRequestError(f"{name} must be {wanted}, got {str(per_row.dtype).removeprefix('torch.')}")
+            wanted = " or ".join(map(_short, _ROW_DTYPES[name]))
+            raise InvalidRequestError(f"{name} must be {wanted}, got {_short(per_row.dtype)}")
         if per_row.device != device:
             raise InvalidRequestError(f"{name} is on {per_row.device}, but the logits are on {device}")
 
@@ -123,8 +165,12 @@ def list_width(top_k: int, allowed: TokenSets | None, named: TokenSets | None) -
     return max(top_k, allowed.longest_listed if allowed is not None else 0, named.longest if named is not None else 0)
 
 
-def check_buffers(out: LogprobBuffers, count: int, width: int, vocab: int) -> None:
-    """Raise InvalidRequestError where `out` is too small for `count` rows of `width` places."""
+def check_buffers(out: LogprobBuffers, count: int, width: int, vocab: int, device: torch.device) -> None:
+    """Raise InvalidRequestError where `out` is too small for `count` rows of `width` places, or not on `device`."""
+    if not isinstance(out, LogprobBuffers):
+        raise InvalidRequestError(f"out must be LogprobBuffers (see LogprobBuffers.allocate), got {type(out).__name__}")
+    if out.scores.rank.device != device:
+        raise InvalidRequestError(f"out is on {out.scores.rank.device}, but the logits are on {device}")
     places, columns = out.scores.top_ids.shape
     if places < count or columns < width or out.vocab_size < vocab:
         raise InvalidRequestError(
@@ -145,6 +191,10 @@ def token_sets(
         raise InvalidRequestError(f"{name} must hold one set per row: got {len(sets.lengths)} for {count} rows")
     if sets.max_id >= vocab:
         raise InvalidRequestError(f"{name} holds id {sets.max_id}, beyond the vocabulary of {vocab}")
+    if sets.ids.device != device:
+        raise InvalidRequestError(
+            f"{name} is on {sets.ids.device}, but the logits are on {device}: TokenSets.of(sets, device)"
+        )
     return sets if sets.longest else None
 
 

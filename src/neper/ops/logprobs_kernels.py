@@ -295,7 +295,7 @@ def select_kernel(
     target = load_logit(base, token, V)
     k = tl.minimum(top_k, V)
     if given & 8:
-        k = tl.minimum(k, tl.load(row_top_k + row))
+        k = tl.minimum(k, tl.load(row_top_k + row).to(tl.int32))
     if PDL:
         gdc_wait()
     C = num_tiles * 8

@@ -74,8 +74,11 @@ def partial_logprobs(shard: Tensor, targets: Tensor, top_k: int, first_id: int =
     """
     if shard.dim() != 2 or shard.shape[1] == 0 or not shard.is_floating_point():
         raise InvalidRequestError(f"a shard must be a [rows, ids] float tensor, got {list(shard.shape)}")
-    if targets.shape != shard.shape[:1]:
-        raise InvalidRequestError(f"targets must hold one logit per row: got {list(targets.shape)} for {len(shard)}")
+    if targets.shape != shard.shape[:1] or targets.dtype != torch.float32:
+        raise InvalidRequestError(
+            f"targets must hold one float32 logit per row of {len(shard)} (see target_logits), "
+            f"got {list(targets.shape)} {targets.dtype}"
+        )
     if top_k < 0:
         raise InvalidRequestError(f"top_k must be at least 0, got {top_k}", param="top_k")
     x = shard.float().contiguous()
@@ -96,6 +99,8 @@ def partial_logprobs(shard: Tensor, targets: Tensor, top_k: int, first_id: int =
 def merge_partials(parts: Sequence[PartialLogprobs]) -> PartialLogprobs:
     """The partial scores of all parts together; no two may share an id. Sums are made in the order of `parts`.
 
+    All parts must have had the same targets, those of the whole row: a row where they differ comes out invalid.
+
     Raises:
         InvalidRequestError: on no parts, or lists of different lengths.
     """
@@ -107,7 +112,7 @@ def merge_partials(parts: Sequence[PartialLogprobs]) -> PartialLogprobs:
     maximum, target = parts[0].maximum, parts[0].target
     for part in parts[1:]:
         maximum = torch.maximum(maximum, part.maximum)  # keeps NaN
-        target = torch.maximum(target, part.target)
+        maximum = maximum.masked_fill(target != part.target, torch.nan)
     sum_exp = torch.zeros_like(maximum)
     above = torch.zeros_like(parts[0].above)
     for part in parts:

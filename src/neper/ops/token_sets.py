@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,17 +33,22 @@ class TokenSets:
     max_id: int
 
     @staticmethod
-    def of(sets: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> TokenSets:
+    def of(sets: Sequence[Iterable[int] | None], device: torch.device | str = "cpu") -> TokenSets:
         """The sets of these lists of ids; an id that is named twice counts once.
 
+        Args:
+            sets: for each row a list (or set, or array) of ids; empty or None where the row has none.
+
         Raises:
-            InvalidRequestError: on a negative id.
+            InvalidRequestError: on a negative id, and on anything but one list of integers per row.
         """
-        rows = [np.unique(np.asarray(ids, dtype=np.int64)) for ids in sets]
+        rows = [_distinct(index, ids) for index, ids in enumerate(sets)]
         lengths = np.asarray([len(row) for row in rows], dtype=np.int64)
         flat = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
         if len(flat) and flat.min() < 0:
             raise InvalidRequestError(f"token ids must not be negative, got {flat.min()}")
+        if len(flat) and flat.max() >= 2**31:
+            raise InvalidRequestError(f"token id {flat.max()} is beyond every vocabulary")
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return TokenSets(
             ids=torch.from_numpy(flat.astype(np.int32)).to(device, non_blocking=True),
@@ -77,3 +82,18 @@ class TokenSets:
             lengths=self.lengths[start:stop],
             max_id=self.max_id,
         )
+
+
+def _distinct(index: int, ids: Iterable[int] | None) -> npt.NDArray[np.int64]:
+    """The ids of one row, ascending, each once."""
+    if ids is None:
+        return np.empty(0, dtype=np.int64)
+    try:
+        values = np.asarray(list(ids))
+    except TypeError:
+        raise InvalidRequestError(
+            f"the set of row {index} is {ids!r}: give one list of ids per row, [[1, 2]] * rows for the same in all"
+        ) from None
+    if len(values) and (values.ndim != 1 or not np.issubdtype(values.dtype, np.integer)):
+        raise InvalidRequestError(f"the set of row {index} must hold integers, got {ids!r:.80}")
+    return np.unique(values.astype(np.int64))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs import token_logprobs
+from neper.ops.logprobs import check_logits, token_logprobs
 from neper.ops.results import TokenLogprobs
 from neper.ops.sampling import Bias, DrawInputs, Penalties, processed_logits
 
@@ -36,8 +36,15 @@ def view_logprobs(
     Raises:
         InvalidRequestError: on an unknown mode, and as token_logprobs does.
     """
-    if mode not in ("raw_logprobs", "tempered_logprobs", "processed_logprobs"):
-        raise InvalidRequestError(f"unknown logprobs_mode {mode!r}", param="logprobs_mode")
+    if not isinstance(mode, str) or mode not in ("raw_logprobs", "tempered_logprobs", "processed_logprobs"):
+        raise InvalidRequestError(
+            "logprobs_mode must be raw_logprobs, tempered_logprobs or processed_logprobs"
+            + (f", got {mode!r}" if isinstance(mode, str) else ""),
+            param="logprobs_mode",
+        )
+    if mode == "tempered_logprobs" and temperature is None:
+        raise InvalidRequestError("tempered_logprobs needs a temperature per row", param="temperature")
+    check_logits(logits)
     if mode == "processed_logprobs":
         logits = processed_logits(logits, penalties=penalties, bias=bias, draws=draws)
     return token_logprobs(
