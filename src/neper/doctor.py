@@ -138,7 +138,7 @@ def _backends() -> list[Finding]:
 
     device = settings.choose_device(EngineConfig().device)
     findings = []
-    for family, backend in (("attention", backends.attention(device)), ("scoring", backends.scoring(device))):
+    for family, backend in backends.chosen(device).items():
         slow = backend.name == "reference" and device.type != "cpu"
         findings.append(Finding(family, backend.name, backend.why, "note" if slow else "ok"))
     try:

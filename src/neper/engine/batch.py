@@ -148,8 +148,9 @@ def _groups(plan: StepPlan, starts: list[int], block_size: int, device: torch.de
 
 
 def _sample_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, device: torch.device) -> SampleInputs:
-    sampled = sorted(sampled, key=lambda row: _place(row[0]))
-    places = [_place(chunk) for chunk, _ in sampled]
+    in_order = sorted((_place(chunk), index) for index, (chunk, _) in enumerate(sampled))
+    places = [place for place, _ in in_order]
+    sampled = [sampled[index] for _, index in in_order]
     num_chosen = sum(not listed for _, listed, _ in places)
     scored = groupby(place for place in places if place[0])
     return SampleInputs(

@@ -78,7 +78,7 @@ class EngineCore:
     def _prepare_scoring(self) -> None:
         """Say what computes what, and compile what requests will need."""
         device = self.settings.device
-        for family, backend in (("attention", backends.attention(device)), ("scoring", backends.scoring(device))):
+        for family, backend in backends.chosen(device).items():
             logger.info("%s: %s (%s)", family, backend.name, backend.why)
         started = time.monotonic()
         warm_up(

@@ -49,20 +49,20 @@ class ModelRunner:
                 segments.append(Segment(inputs.chunks[:plain], plain, None, False))
         if not inputs.scored:
             return
+        listed = len(inputs.chunks) - chosen
         if token_ids is not None and valid is not None:
-            listed = len(inputs.chunks) - chosen
             token_ids = torch.nn.functional.pad(token_ids[plain:], (0, listed), value=-1)
             valid = torch.nn.functional.pad(valid[plain:], (0, listed), value=True)
         # One reduction for all rows that asked, at the largest k among them: a row's bits do not depend on k. A row
         # whose token is still to be found (-1) takes it from its list.
         largest_k = max(top_k for top_k, _ in inputs.scored)
-        if chosen < len(inputs.chunks):
+        if listed:
             largest_k = max(1, largest_k)
         scores = token_logprobs(logits[plain:], token_ids, largest_k)
         if token_ids is None or valid is None:
             token_ids = scores.top_ids[:, 0].clamp(min=0)
         else:
-            if chosen < len(inputs.chunks):
+            if listed:
                 token_ids = torch.where(token_ids < 0, scores.top_ids[:, 0].clamp(min=0), token_ids)
             # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
             scores = scores._replace(rank=scores.rank.masked_fill(~valid, 0))

@@ -43,6 +43,11 @@ def attention(device: torch.device | str) -> Backend:
     return Backend("reference", "plain torch operations")
 
 
+def chosen(device: torch.device | str) -> dict[str, Backend]:
+    """What serves each op family on `device`, by the family's name."""
+    return {"attention": attention(device), "scoring": scoring(device)}
+
+
 def scores_with_kernels(logits: Tensor) -> bool:
     """Whether this reduction runs as Triton kernels."""
     return (

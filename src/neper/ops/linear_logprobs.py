@@ -71,7 +71,6 @@ def linear_logprobs(
             token_logprobs does.
     """
     _check(hidden, head, bias, logit_scale, soft_cap, max_logits_bytes)
-    check_tensors(token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)
     top_k = check_top_k(top_k)
     count = len(hidden)
     check_per_row(count, hidden.device, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature)

@@ -67,7 +67,7 @@ def token_logprobs(
         raise InvalidRequestError("without token_ids top_k must be at least 1", param="top_k")
     if top_k == -1:
         top_k = vocab
-    check_tensors(token_ids=token_ids, row_top_k=row_top_k, temperature=temperature, rows=rows)
+    check_tensors(rows=rows)
     count = len(logits) if rows is None else rows.numel()
     check_per_row(count, logits.device, token_ids=token_ids, row_top_k=row_top_k, temperature=temperature, rows=rows)
     allowed = token_sets("allowed", allowed, count, vocab, logits.device)
@@ -147,6 +147,7 @@ def _short(dtype: torch.dtype) -> str:
 
 def check_per_row(count: int, device: torch.device, **values: Tensor | None) -> None:
     """Raise InvalidRequestError where one of these arguments is given and is not [count], of its dtype, on `device`."""
+    check_tensors(**values)
     for name, per_row in values.items():
         if per_row is None:
             continue

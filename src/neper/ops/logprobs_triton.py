@@ -109,7 +109,7 @@ def token_logprobs(
                 )
             for sets, restrict in ((allowed, True), (named, False)):
                 if sets is not None:
-                    sets_triton.score_sets(taken, sets, begin, restrict, given, norms, top_k)
+                    sets_triton.score_sets(taken, sets.take(part), restrict, given, norms, top_k)
     return scores
 
 
@@ -125,7 +125,7 @@ def warm_up(logits: Tensor, max_top_k: int) -> None:
     compiled = [
         partial(_read, logits, given, scratch),
         *(partial(_select, logits, given, scratch, size) for size in reversed(buckets)),
-        partial(sets_triton.score_sets, logits, sets, 0, True, given, _norms(scratch, vocab), 0),
+        partial(sets_triton.score_sets, logits, sets, True, given, _norms(scratch, vocab), 0),
     ]
     _touch_cache(logits.device)
 

@@ -66,12 +66,16 @@ def top_k_by_key(x: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     One top-k over 64-bit keys: the float's bits made monotonic, then the inverted id, so -inf has an order too. Returns
     values [R, k] float32 and ids [R, k] int32.
     """
-    bits = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into +0.0: they are equal, so their ids decide
-    monotonic = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    best = ((monotonic.long() << 32) | (0xFFFFFFFF - ids)).topk(k).values
+    best = ((monotonic(x).long() << 32) | (0xFFFFFFFF - ids)).topk(k).values
     high = (best >> 32).int()
     values = (high ^ ((high >> 31) & 0x7FFFFFFF)).view(torch.float32)
     return values, (0xFFFFFFFF - (best & 0xFFFFFFFF)).int()
+
+
+def monotonic(x: Tensor) -> Tensor:
+    """float32 -> int32 of the same shape and in the same order; both zeros are one value, so their ids decide."""
+    bits = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into +0.0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _chunks(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from neper.errors import InvalidRequestError
 from neper.ops.order import ordered_top_k, top_k_by_key
-from neper.ops.reference import exp_sums
+from neper.ops.reference import exp_sums, log_softmax
 from neper.ops.results import TokenLogprobs
 
 
@@ -131,10 +131,10 @@ def finish_partials(partial: PartialLogprobs) -> TokenLogprobs:
     maximum, log_sum = partial.maximum, partial.sum_exp.log()
     valid = maximum.isfinite()
     chosen = torch.where(partial.target == torch.inf, maximum, partial.target)
-    top_logprobs = (partial.top_values - maximum.unsqueeze(1)) - log_sum.unsqueeze(1)
+    top_logprobs = log_softmax(partial.top_values, maximum, log_sum, None)
     unused = (partial.top_ids < 0) | ~valid.unsqueeze(1)
     return TokenLogprobs(
-        logprob=((chosen - maximum) - log_sum).masked_fill(~valid, -torch.inf),
+        logprob=log_softmax(chosen, maximum, log_sum, None).masked_fill(~valid, -torch.inf),
         rank=(partial.above + 1).masked_fill(~valid, 0),
         top_ids=partial.top_ids.masked_fill(unused, -1),
         top_logprobs=top_logprobs.masked_fill(unused, -torch.inf),

@@ -60,7 +60,7 @@ def token_logprobs(
     if token_ids is not None and token_ids.device.type == "cpu":
         _check_ids(token_ids, vocab)
     scores = TokenLogprobs.empty(count, width, logits.device) if out is None else out.view(count, width)
-    factor = _factor(temperature)
+    factor = inverse_temperature(temperature)
     k = min(top_k, vocab)
     for part, x in _tiles(logits, rows, k):
         _score(
@@ -89,7 +89,7 @@ def list_top_k(
     scores: TokenLogprobs,
 ) -> None:
     """Fill the lists of `scores`, whose other fields are there, given each row's M and L [R]."""
-    factor = _factor(temperature)
+    factor = inverse_temperature(temperature)
     for part, x in _tiles(logits, rows, min(top_k, logits.shape[1])):
         values, ids = ordered_top_k(x, min(top_k, logits.shape[1]))
         norm = (maximum[part], log_sum[part], _part(factor, part))
@@ -107,8 +107,8 @@ def _tiles(logits: Tensor, rows: Tensor | None, k: int) -> Iterator[tuple[slice,
         yield part, selected.float().contiguous()  # torch's vector and strided kernels differ in the last bit
 
 
-def _factor(temperature: Tensor | None) -> Tensor | None:
-    """1 / temperature [R], above 0 whatever the temperature: 0 times -inf is not a number."""
+def inverse_temperature(temperature: Tensor | None) -> Tensor | None:
+    """The factor of the tempered view, [R] float32: 1 for greedy rows, and above 0, since 0 times -inf is no number."""
     if temperature is None:
         return None
     return torch.where(temperature < _GREEDY, 1.0, temperature.reciprocal()).clamp(min=torch.finfo(torch.float32).tiny)
@@ -155,7 +155,7 @@ def _score(
         chosen = _logits_of(x, token_ids, maximum)
         rank = _rank(x, chosen, maximum, values)
     scores.valid.copy_(valid)
-    _write_token(scores, _log_softmax(chosen, maximum, log_sum, factor), rank)
+    _write_token(scores, log_softmax(chosen, maximum, log_sum, factor), rank)
     _write_top_k(scores, values, ids, row_top_k, maximum, log_sum, factor)
     # Rows with sets are few, and the sets of any length; the host knows which rows have one.
     for row, ids in _each(allowed):
@@ -166,7 +166,7 @@ def _score(
     for row, ids in _each(named):
         here = slice(row, row + 1)
         values, ids = top_k_by_key(x[here].index_select(1, ids), ids, len(ids))
-        logprobs = _log_softmax(values, maximum[here], log_sum[here], _part(factor, here))
+        logprobs = log_softmax(values, maximum[here], log_sum[here], _part(factor, here))
         _write_list(scores.take(here), ids, logprobs, torch.ones_like(values, dtype=torch.bool))
 
 
@@ -203,17 +203,17 @@ def _score_within(
         logit = _logits_of(x, token_id, maximum)
         rank = (members > logit).sum(-1, dtype=torch.int32) + 1
         chosen = logit.masked_fill(~((allowed == token_id).any() | (token_id < 0)), -torch.inf)
-    _write_token(scores, _log_softmax(chosen, maximum, log_sum, factor), rank)
+    _write_token(scores, log_softmax(chosen, maximum, log_sum, factor), rank)
     if len(allowed) <= LISTED_WHOLE:
         values, ids = top_k_by_key(members, allowed, len(allowed))
         listed = torch.ones_like(values, dtype=torch.bool)
-        _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
+        _write_list(scores, ids, log_softmax(values, maximum, log_sum, factor), listed)
     else:
         values, ids = top_k_by_key(members, allowed, min(k, len(allowed)))
         _write_top_k(scores, values, ids, row_top_k, maximum, log_sum, factor)
 
 
-def _log_softmax(values: Tensor, maximum: Tensor, log_sum: Tensor, factor: Tensor | None) -> Tensor:
+def log_softmax(values: Tensor, maximum: Tensor, log_sum: Tensor, factor: Tensor | None) -> Tensor:
     """Logprobs of `values` [R] or [R, n], logits of R rows, given each row's M, L and factor [R]."""
     if values.dim() == 2:
         maximum, log_sum = maximum.unsqueeze(1), log_sum.unsqueeze(1)
@@ -244,7 +244,7 @@ def _write_top_k(
     listed = values > -torch.inf
     if row_top_k is not None:
         listed &= torch.arange(values.shape[1], device=values.device) < row_top_k.unsqueeze(1)
-    _write_list(scores, ids, _log_softmax(values, maximum, log_sum, factor), listed)
+    _write_list(scores, ids, log_softmax(values, maximum, log_sum, factor), listed)
 
 
 def _write_list(scores: TokenLogprobs, ids: Tensor, logprobs: Tensor, listed: Tensor) -> None:

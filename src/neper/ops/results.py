@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from neper.ops import backends
+
 
 class TokenLogprobs(NamedTuple):
     """Scores of R rows, on the device of the logits.
@@ -65,8 +67,6 @@ class LogprobBuffers:
     @staticmethod
     def allocate(rows: int, vocab_size: int, top_k: int, device: torch.device | str) -> LogprobBuffers:
         """Buffers for `rows` rows of `vocab_size` logits and lists of `top_k` ids."""
-        from neper.ops import backends
-
         return LogprobBuffers(
             scores=TokenLogprobs.empty(rows, top_k, device),
             scratch=torch.empty(backends.scratch_words(rows, vocab_size, device), dtype=torch.int32, device=device),

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from neper.ops.order import monotonic
+from neper.ops.reference import inverse_temperature, log_softmax
 from neper.ops.token_sets import LISTED_WHOLE, TokenSets
 from neper.ops.triton_common import Given, Norms, load_factor, load_logit, load_token, row_base
 
@@ -115,7 +117,6 @@ def _list_kernel(
 def score_sets(
     logits: Tensor,
     sets: TokenSets,
-    first: int,
     restrict: bool,
     given: Given,
     norms: Norms,
@@ -125,58 +126,43 @@ def score_sets(
 
     Args:
         logits: [N, V]; `given` says which of its rows.
-        sets: of which those from `first` on belong to the rows of `given`.
+        sets: those of the rows of `given`.
         restrict: renormalise over the set, instead of only listing it.
         norms: M and L of each row; restricted rows get those of their set.
     """
     scores = given.scores
     count = len(scores.logprob)
-    lengths = sets.lengths[first : first + count]
-    longest = int(lengths.max(initial=0))
+    longest = sets.longest
     if longest == 0:
         return
-    offsets = sets.offsets[first : first + count + 1]
     step, unit = given.row_step(logits)
     if restrict:
         _restrict_kernel[(count,)](
-            logits, step, given.rows, given.token_ids, given.temperature, given.flags, sets.ids, offsets,
+            logits, step, given.rows, given.token_ids, given.temperature, given.flags, sets.ids, sets.offsets,
             norms.words, norms.stride, scores.logprob, scores.rank, scores.valid, logits.shape[1],
             UNIT=unit, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     if longest <= LISTED_WHOLE:
         _list_kernel[(-(-longest // _PART.value), count)](
-            logits, step, given.rows, given.temperature, given.flags, sets.ids, offsets, norms.words, norms.stride,
+            logits, step, given.rows, given.temperature, given.flags, sets.ids, sets.offsets, norms.words, norms.stride,
             scores.top_ids, scores.top_logprobs, scores.top_ids.stride(0), scores.valid, logits.shape[1],
             scores.top_ids.shape[1], UNIT=unit, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     else:
-        members = sets.ids[int(sets.lengths[:first].sum()) :][: int(lengths.sum())]
-        _list_sorted(logits, members, offsets, restrict, given, norms, top_k)
+        _list_sorted(logits, sets, restrict, given, norms, top_k)
 
 
-def _list_sorted(
-    logits: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    restrict: bool,
-    given: Given,
-    norms: Norms,
-    top_k: int,
-) -> None:
-    """List sets of any size by one stable sort of all members. Unlike the kernels it allocates.
-
-    Args:
-        ids: [n] int32, the members of the rows of `given`, of which row r's begin at offsets[r] - offsets[0].
-    """
-    scores, n = given.scores, len(ids)
+def _list_sorted(logits: Tensor, sets: TokenSets, restrict: bool, given: Given, norms: Norms, top_k: int) -> None:
+    """List sets of any size by one stable sort of all members. Unlike the kernels it allocates."""
+    scores, n = given.scores, int(sets.lengths.sum())
     count, width = scores.top_ids.shape
-    starts = offsets.long() - offsets[0]
+    ids = sets.ids[sets.begin : sets.begin + n]
+    starts = sets.offsets.long() - sets.begin
     lengths = starts.diff()
     row = torch.repeat_interleave(torch.arange(count, device=ids.device), lengths, output_size=n)
     source = given.rows.long()[row] if given.flags & 1 else row
     x = logits[source, ids.long()].float()
-    bits = (x + 0.0).view(torch.int32)  # + 0.0: both zeros are equal
-    descending = ~(bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    descending = ~monotonic(x).long()
     order = ((row << 33) + descending).sort(stable=True).indices  # members stand in ascending order of ids
     column = torch.arange(n, device=ids.device) - starts[row]
     listed = lengths
@@ -189,11 +175,8 @@ def _list_sorted(
         keep &= (x[order] > -torch.inf) | (lengths[row] <= LISTED_WHOLE)
     column = torch.where(keep, column, width)  # one column beyond, for what is not listed
     maximum, log_sum = norms.read(count)
-    value = x[order] - maximum[row]
-    if given.flags & 4:
-        factor = torch.where(given.temperature < 1e-5, 1.0, given.temperature.reciprocal())
-        value *= factor.clamp(min=torch.finfo(torch.float32).tiny)[row]
-    value -= log_sum[row]
+    factor = inverse_temperature(given.temperature if given.flags & 4 else None)
+    value = log_softmax(x[order], maximum[row], log_sum[row], factor[row] if factor is not None else None)
     has_set = (lengths > 0).unsqueeze(1)
     for out, values, unused in ((scores.top_ids, ids[order], -1), (scores.top_logprobs, value, -torch.inf)):
         placed = out.new_full((count, width + 1), unused)

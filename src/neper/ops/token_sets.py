@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,18 @@ class TokenSets:
     """R sets of distinct ids in ascending order, of any lengths. An empty set means: this row has none.
 
     Attributes:
-        ids: [n] int32, the sets one after the other, on the device of the logits.
+        ids: [n] int32, the sets one after the other, on the device of the logits; of other rows too, in a part.
         offsets: [R + 1] int32 on the device: the set of row r is ids[offsets[r] : offsets[r + 1]].
         lengths: [R] int64 on the host, so that nothing must be read back.
         max_id: no id is larger; -1 where all sets are empty.
+        begin: where the first row's set begins in ids, on the host: offsets[0].
     """
 
     ids: Tensor
     offsets: Tensor
     lengths: npt.NDArray[np.int64]
     max_id: int
+    begin: int = 0
 
     @staticmethod
     def of(sets: Sequence[Iterable[int] | None], device: torch.device | str = "cpu") -> TokenSets:
@@ -69,18 +71,17 @@ class TokenSets:
 
     def row(self, index: int) -> Tensor:
         """The ids of one row's set, [length] int32 on the device."""
-        end = int(self.lengths[: index + 1].sum())
-        return self.ids[end - int(self.lengths[index]) : end]
+        begin = self.begin + int(self.lengths[:index].sum())
+        return self.ids[begin : begin + int(self.lengths[index])]
 
     def take(self, rows: slice) -> TokenSets:
-        """The sets of some consecutive rows."""
+        """The sets of some consecutive rows, as views."""
         start, stop, _ = rows.indices(len(self.lengths))
-        first, end = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
-        return TokenSets(
-            ids=self.ids[first:end],
-            offsets=self.offsets[start : stop + 1] - first,
+        return replace(
+            self,
+            offsets=self.offsets[start : stop + 1],
             lengths=self.lengths[start:stop],
-            max_id=self.max_id,
+            begin=self.begin + int(self.lengths[:start].sum()),
         )
 
 

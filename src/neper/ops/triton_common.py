@@ -87,37 +87,6 @@ def _stand_ins(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @triton.jit
-def monotonic(x):
-    """float32 -> int32 in the same order; both zeros are one value."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def unsigned(x, SPARE: tl.constexpr):
-    """float32 -> uint32 in the same order, above 0, without the SPARE low bits."""
-    return (monotonic(x).to(tl.uint32, bitcast=True) ^ 0x80000000) >> SPARE
-
-
-@triton.jit
-def kth_largest(keys, k, BITS: tl.constexpr):
-    """The k-th largest of uint32 `keys` < 2^BITS, of any shape; 0 where fewer than k are above 0.
-
-    Two bits a step, from the top: three counts in one sum.
-    """
-    found = tl.full((), 0, tl.uint32)
-    unit = tl.full((), 1, tl.uint32) << ((BITS + 1) // 2 * 2 - 2)
-    for _ in range((BITS + 1) // 2):
-        first = (keys >= found + unit).to(tl.int64)
-        second = (keys >= found + 2 * unit).to(tl.int64) << 20
-        counts = tl.sum(first + second + ((keys >= found + 3 * unit).to(tl.int64) << 40))
-        digit = ((counts & 0xFFFFF) >= k).to(tl.uint32) + (((counts >> 20) & 0xFFFFF) >= k).to(tl.uint32)
-        found += (digit + ((counts >> 40) >= k).to(tl.uint32)) * unit
-        unit = unit >> 2
-    return found
-
-
-@triton.jit
 def row_base(logits, row_step, UNIT: tl.constexpr, rows, row, given):
     """Where a row begins: row_step * UNIT logits after the one before it. The compiler sees that UNIT divides it."""
     source = row.to(tl.int64)

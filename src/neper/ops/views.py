@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -36,9 +36,10 @@ def view_logprobs(
     Raises:
         InvalidRequestError: on an unknown mode, and as token_logprobs does.
     """
-    if not isinstance(mode, str) or mode not in ("raw_logprobs", "tempered_logprobs", "processed_logprobs"):
+    modes = get_args(LogprobsMode)
+    if not isinstance(mode, str) or mode not in modes:
         raise InvalidRequestError(
-            "logprobs_mode must be raw_logprobs, tempered_logprobs or processed_logprobs"
+            f"logprobs_mode must be {', '.join(modes[:-1])} or {modes[-1]}"
             + (f", got {mode!r}" if isinstance(mode, str) else ""),
             param="logprobs_mode",
         )
