@@ -217,6 +217,105 @@ def kernels(
     run(out, device=device, quick=quick, compiled=not no_compile)
 
 
+@bench.command("engine")
+@guarded
+def bench_engine(
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model as `neper serve` takes it. On a CPU the default model.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Device: cpu or cuda. Default: cuda where there is one.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", help="Directory for engine-<card>-<model>.json, .md, .png, .svg; without it, print only."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", help="Requests at a time. Default: 1,8,32,64; 1,8 with --quick.")
+    ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option("--parts", help="Some of matrix,mixed,overhead,floor,prompt,steps,host. Default: all of them."),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0, help="Seconds after which nothing new is begun; the rest is left out."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: few cases, short replies.")] = False,
+) -> None:
+    """What logprobs cost a whole engine, and how fast its decode steps are.
+
+    \b
+    Examples:
+      neper bench engine --out results
+      neper bench engine --parts matrix,floor --concurrency 1,32
+      neper bench engine --device cpu --quick
+      neper bench engine --model ./my-model --time-limit 300 --out results
+
+    Batches of requests with 128 random tokens in and 256 out, whose cases take turns, a batch each a round. A figure is
+    a ratio within this run, and its bound holds when it is at most the bound or what repetitions of one case differ by
+    (A / A). TPOT is the time from one decode step's results to the next one's, without the prefill.
+
+    \b
+    matrix    no scores, 0, 1, 5 and 20 alternatives at each concurrency
+    mixed     one of 8, and of 32, asks for 20: what the others notice
+    overhead  a decode step beside replaying its CUDA graphs alone
+    floor     a decode step beside reading what it must at a copy's speed
+    prompt    scored prompts beside plain ones, and their memory
+    steps     off, 20, off again: tokens, bytes, launches and kernels
+    host      the matrix where whole rows are copied and scanned; it is slow
+
+    In the matrix, two rows are sampled. Floor: all weights, and the keys and values of the contexts. Replies of the
+    host's matrix are as short as they must be.
+
+    Takes about seven minutes on a large GPU. Progress is on stderr. What was measured is written after each part, and
+    on Ctrl-C as well.
+    """
+    from neper.bench.engine import run
+    from neper.bench.engine_cases import PARTS
+
+    run(
+        out,
+        model=model,
+        shape=shape,
+        device=device,
+        dtype=dtype,
+        rounds=rounds,
+        concurrency=_sizes(concurrency) if concurrency is not None else None,
+        parts=tuple(part.strip() for part in parts.split(",")) if parts is not None else PARTS,
+        quick=quick,
+        time_limit=time_limit,
+    )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Ascending numbers from 1, from a list with commas."""
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1:
+        raise typer.BadParameter(
+            f"{text!r} is no list of numbers from 1; write for example 1,8,32", param_hint="--concurrency"
+        )
+    return tuple(sizes)
+
+
 def main() -> None:
     """Entry point of the `neper` command."""
     try:

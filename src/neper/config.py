@@ -29,19 +29,27 @@ class EngineConfig:
     device: str | None = _option(None, "Device: cpu or cuda. Default: cuda where there is one.")
     dtype: str | None = _option(None, "float32 or bfloat16. Default: bfloat16 where the device is fast at it.")
     max_model_len: int | None = _option(None, "Longest prompt + reply in tokens. Default: the model's context.")
-    max_num_seqs: int = _option(64, "Most requests computed at a time; the others wait.")
-    max_num_batched_tokens: int = _option(512, "Most tokens in a step; longer prompts are computed in chunks of this.")
+    max_num_seqs: int | None = _option(
+        None, "Most requests computed at a time; the others wait. Default: 64, 256 on a GPU."
+    )
+    max_num_batched_tokens: int | None = _option(
+        None, "Most tokens in a step; longer prompts are computed in chunks of this. Default: 512, 8192 on a GPU."
+    )
     kv_cache_memory: int | None = _option(None, "Bytes for the KV cache. Default: a share of the free memory.")
+    gpu_memory_utilization: float = _option(0.9, "Share of a GPU's memory that all of the engine may take.")
     block_size: int = _option(16, "Tokens in a block of the KV cache.")
     max_logprobs: int = _option(20, "Most alternatives a request may list per token.")
+    scoring: str | None = _option(
+        None, "Where logprobs are computed: device, or host, which copies whole rows. Default: device where it can."
+    )
     prefix_caching: bool = _option(True, "Reuse the KV cache of prompts that begin alike.")
+    cuda_graphs: bool = _option(True, "Replay decode steps on a GPU as CUDA graphs.")
+    overlap: bool | None = _option(None, "Launch a step before the last one's results are read. Default: on a GPU.")
     num_threads: int | None = _option(None, "CPU threads of the engine. Default: one a core.")
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
-                raise StartupError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_model_len", "kv_cache_memory", "num_threads"):
+        optional = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "num_threads")
+        for name in ("block_size", *optional):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, got {value}")
@@ -49,6 +57,12 @@ class EngineConfig:
             raise StartupError(f"max_logprobs must be at least 0, got {self.max_logprobs}")
         if self.dtype not in (None, "float32", "bfloat16"):
             raise StartupError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        if self.scoring not in (None, "device", "host"):
+            raise StartupError(f"scoring must be device or host, got {self.scoring!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise StartupError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Literal
 import neper
 from neper import machine
 from neper.config import DEFAULT_MODEL, EngineConfig
-from neper.options import format_size
+from neper.machine import format_size
 
 State = Literal["ok", "note", "missing"]
 

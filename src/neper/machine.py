@@ -1,4 +1,4 @@
-"""What this machine is: its processor and its free memory, read from the system."""
+"""What this machine is: its processor and its free memory, read from the system, and sizes in words."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def available_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, ValueError, OSError):
         return 4 * 2**30
+
+
+def format_size(size: float) -> str:
+    """A size for people, in binary units: 16 MiB."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.1f}".removesuffix(".0") + f" {units[0]}"
 
 
 def _cpuinfo(field: str) -> str:

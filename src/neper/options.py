@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from neper.machine import format_size
+
 # Fields that hold a number of bytes: their flags take 512MiB or 2GiB as well.
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
 
@@ -26,15 +28,6 @@ def parse_size(text: str | int) -> int:
     if match is None or match[2] not in _UNITS:
         raise typer.BadParameter(f"{text!r} is not a size; write bytes, or a number with a unit such as 512MiB or 2GiB")
     return int(float(match[1]) * _UNITS[match[2]])
-
-
-def format_size(size: float) -> str:
-    """A size for people, in binary units: 16 MiB."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.1f}".removesuffix(".0") + f" {units[0]}"
 
 
 def with_options(

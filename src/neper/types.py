@@ -82,6 +82,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
 
 
+def packed_width(top_k: int | None) -> int:
+    """Words of a row of PackedRows."""
+    return 2 if top_k is None else 3 + 2 * top_k
+
+
 class PackedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Results of consecutive tokens of one sequence, as the device packed them: rows of int32 words.
 
@@ -96,7 +101,7 @@ class PackedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def width(self) -> int:
         """Words per row."""
-        return 2 if self.top_k is None else 3 + 2 * self.top_k
+        return packed_width(self.top_k)
 
     @property
     def words(self) -> Int32Array:

@@ -21,7 +21,7 @@ def test_a_report_without_tables_lists_its_series(tmp_path: Path) -> None:
         "| neper, 1 request | 41.0 tok/s | ±2.4%  | 3       |\n"
         "| other            | 20.0 tok/s | ±0.0%  | 1       |\n"
         "\n"
-        "| ratio         | measured | bound  | met |\n"
+        "| figure        | measured | bound  | met |\n"
         "| ------------- | -------- | ------ | --- |\n"
         "| neper / other | 2.050    | >= 1.3 | yes |\n"
         "| other / neper | 0.500    | >= 1   | no  |\n"

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from neper.config import EngineConfig, ServerConfig
 from neper.errors import StartupError
-from neper.options import format_size, parse_size, with_options
+from neper.machine import format_size
+from neper.options import parse_size, with_options
 
 GIVEN: dict[str, Any] = {}
 app = typer.Typer()

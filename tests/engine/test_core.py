@@ -148,12 +148,11 @@ def test_bias_and_penalties_change_the_choice_but_not_raw_logprobs(core: EngineC
 def test_bias_and_bans_are_made_once_and_not_at_every_step() -> None:
     sampling = SamplingParams(min_tokens=1, logit_bias={5: 2.0, 7: -1.0}, stop_token_ids=(9,))
     seq = Sequence(request("a", [1, 2], sampling, eos=(4,)), 100)
-    early = seq.logit_edits
-    assert seq.logit_edits is early
+    early = seq.logit_edits(0)
+    assert seq.logit_edits(0) is early
     assert (early.ids.tolist(), early.values.tolist()) == ([5, 7, 4, 9], [2.0, -1.0, -np.inf, -np.inf])
-    seq.append(3)
-    late = seq.logit_edits
-    assert seq.logit_edits is late
+    late = seq.logit_edits(1)
+    assert seq.logit_edits(1) is late
     assert (late.ids.tolist(), late.values.tolist()) == ([5, 7], [2.0, -1.0])
 
 
@@ -302,7 +301,7 @@ def test_a_step_that_raises_can_be_cleaned_up(core: EngineCore, monkeypatch: pyt
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(core.runner, "run", broken)
+        patch.setattr(core.runner, "launch", broken)
         with pytest.raises(RuntimeError):
             core.step()
     chunks = core.fail_all("it broke")

@@ -136,3 +136,55 @@ def test_sampled_replies_survive_preemption(directory: Path) -> None:
     squeezed = run(tight, requests)
     assert tight.stats().preemptions >= 2
     assert [roomy[str(i)].token_ids for i in range(5)] == [squeezed[str(i)].token_ids for i in range(5)]
+
+
+@pytest.mark.parametrize("chunk", [8, 512])
+def test_overlapped_steps_give_the_same_bits(directory: Path, chunk: int) -> None:
+    """Every kind of request, with preemption: a step is launched before the tokens of the last one are known."""
+    texts = [prompts(1, n, seed=n)[0] for n in (21, 30, 9, 26, 14, 1)]
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=16),
+        SamplingParams(temperature=0.9, top_p=0.9, seed=1, max_tokens=12, presence_penalty=0.5),
+        SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.3, frequency_penalty=0.2),
+        SamplingParams(temperature=1.2, top_k=20, seed=3, max_tokens=9, logit_bias={7: 2.0}),
+        SamplingParams(temperature=0.7, seed=4, max_tokens=14, min_tokens=5, stop_token_ids=tuple(range(0, 384, 9))),
+        SamplingParams(temperature=0, max_tokens=0),
+    ]
+    ks = [(3, 2), (None, None), (0, 1), (5, None), (20, 20), (None, 4)]
+    requests = [
+        request(str(i), text, sampling[i], top_k=k, prompt_top_k=prompt_k)
+        for i, (text, (k, prompt_k)) in enumerate(zip(texts, ks, strict=True))
+    ]
+
+    def compute(overlap: bool, memory: dict[str, int]) -> dict[str, tuple[bytes, bytes, str]]:
+        core = make_core(directory, overlap=overlap, max_num_batched_tokens=chunk, **memory)
+        results = run(core, requests)
+        assert (core.stats().preemptions > 0) == bool(memory)
+        return {
+            name: (
+                b"".join(part.tokens.data for part in result.chunks if part.tokens),
+                b"".join(part.prompt.data for part in result.chunks if part.prompt),
+                str(result.finish_reason),
+            )
+            for name, result in results.items()
+        }
+
+    assert compute(True, {}) == compute(False, {})
+    tight = {"block_size": 4, "max_model_len": 48, "kv_cache_memory": 17 * BYTES_PER_BLOCK_OF_4}
+    plain, overlapped = compute(False, tight), compute(True, tight)
+    # Preempted at other moments, so in other company: tokens and lengths are the same, values within rounding.
+    assert {name: (len(a), len(b), end) for name, (a, b, end) in plain.items()} == {
+        name: (len(a), len(b), end) for name, (a, b, end) in overlapped.items()
+    }
+
+
+def test_an_aborted_request_leaves_no_step_that_harms_the_next(directory: Path) -> None:
+    text, other = prompts(2, 20)
+    want = run(make_core(directory), [request("b", other, top_k=2)])["b"].tokens.data
+    core = make_core(directory, overlap=True)
+    core.add(request("a", text, SamplingParams(temperature=0, max_tokens=30)))
+    for _ in range(4):
+        core.step()
+    core.abort("a")
+    assert not core.has_work
+    assert run(core, [request("b", other, top_k=2)])["b"].tokens.data == want

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neper.engine.blocks import BlockManager
-from neper.engine.scheduler import Scheduler
+from neper.engine.scheduler import Scheduler, StepPlan
 from neper.engine.sequence import Sequence
-from neper.types import LogprobParams, Request, SamplingParams
+from neper.types import FinishReason, LogprobParams, Request, SamplingParams
 
 MAX_MODEL_LEN = 40
 
@@ -30,8 +30,9 @@ def scheduler(num_blocks: int = 12, block_size: int = 4, seqs: int = 4, tokens: 
     return Scheduler(BlockManager(num_blocks, block_size), max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
-def finish(sched: Scheduler) -> int:
-    """Act out one planned step as the engine would, with token ids that depend on the text; returns tokens computed."""
+def launch(sched: Scheduler) -> StepPlan:
+    """Plan a step, and check what every plan must be."""
+    before = {seq: (seq.num_computed_tokens, seq.next_score) for seq in [*sched.running, *sched.waiting]}
     plan = sched.plan()
     sched.check()
     assert plan.num_tokens <= sched.max_num_batched_tokens
@@ -39,23 +40,36 @@ def finish(sched: Scheduler) -> int:
     lengths = [chunk.length for chunk in plan.chunks]
     assert lengths == sorted(lengths, key=lambda n: n > 1), "single tokens come first"
     for chunk in plan.chunks:
-        seq = chunk.seq
+        seq, (computed, next_score) = chunk.seq, before[chunk.seq]
         assert chunk.length > 0
-        assert chunk.start == seq.num_computed_tokens
-        assert len(seq.block_table) * sched.blocks.block_size >= chunk.start + chunk.length
-        seq.num_computed_tokens = chunk.start + chunk.length
+        assert chunk.start == computed or computed == 0  # a prefix may have been found on admission
+        assert seq.num_computed_tokens == chunk.end
+        assert len(seq.block_table) * sched.blocks.block_size >= chunk.end
+        assert not chunk.samples or seq.num_pending >= 1
+        assert not (chunk.samples and seq.scores_left)
         if chunk.score_end > chunk.score_start:
-            assert chunk.score_start == seq.next_score, "a score is skipped or repeated"
-            seq.next_score = chunk.score_end
+            assert chunk.score_start == next_score, "a score is skipped or repeated"
+    return plan
+
+
+def finish(sched: Scheduler, plan: StepPlan) -> None:
+    """Act out a plan's results as the engine would, with token ids that depend on the text."""
+    for chunk in plan.chunks:
+        seq = chunk.seq
+        if seq not in sched.running and seq not in sched.waiting:
+            continue
         if chunk.samples:
-            assert not seq.scores_left
-            sched.blocks.commit(seq, seq.num_computed_tokens)
+            if chunk.num_preemptions == seq.num_preemptions:
+                sched.blocks.commit(seq, chunk.end)
             if seq.append(sum(seq.token_ids) % 3) is not None:
                 sched.remove(seq)
-        elif seq.max_tokens == 0 and not seq.scores_left and seq.num_computed_tokens >= seq.num_prompt_tokens - 1:
+        elif seq.max_tokens == 0 and chunk.score_end == seq.num_prompt_tokens:
             sched.remove(seq)
         sched.check()
-    return plan.num_tokens
+
+
+def step(sched: Scheduler) -> None:
+    finish(sched, launch(sched))
 
 
 @settings(deadline=None, max_examples=150)
@@ -73,9 +87,14 @@ def finish(sched: Scheduler) -> int:
     blocks=st.integers(11, 30),
     tokens=st.integers(1, 40),
     aborts=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 30))),
+    overlap=st.booleans(),
 )
 def test_random_load(
-    load: list[tuple[list[int], int, int | None, int]], blocks: int, tokens: int, aborts: set[tuple[int, int]]
+    load: list[tuple[list[int], int, int | None, int]],
+    blocks: int,
+    tokens: int,
+    aborts: set[tuple[int, int]],
+    overlap: bool,
 ) -> None:
     sched = scheduler(num_blocks=blocks, tokens=tokens)
     alive: dict[int, Sequence] = {}
@@ -83,20 +102,25 @@ def test_random_load(
         i: (arrival, sequence(str(i), prompt, max_tokens, prompt_top_k=None if start is None else 1, start=start or 1))
         for i, (prompt, max_tokens, start, arrival) in enumerate(load)
     }
-    for step in range(2000):
+    launched = StepPlan(())
+    for number in range(2000):
         for i, (arrival, seq) in list(todo.items()):
-            if arrival <= step:
+            if arrival <= number:
                 del todo[i]
                 if seq.max_tokens > 0 or seq.scores_left:
                     sched.add(seq)
                     alive[i] = seq
         for i, moment in aborts:
-            if moment == step and i in alive and (alive[i] in sched.running or alive[i] in sched.waiting):
+            if moment == number and i in alive and (alive[i] in sched.running or alive[i] in sched.waiting):
                 sched.remove(alive[i])
                 sched.check()
-        if not sched.has_work and not todo:
+        if not sched.has_work and not todo and not launched.chunks:
             break
-        assert finish(sched) > 0 or not sched.has_work, "work waits and nothing is computed"
+        plan = launch(sched)
+        assert plan.chunks or launched.chunks or not sched.has_work, "work waits and nothing is computed"
+        if overlap:  # the results of a step are known when the next one is launched
+            plan, launched = launched, plan
+        finish(sched, plan)
     assert not sched.has_work
     assert sched.blocks.num_free_blocks == sched.blocks.num_usable_blocks
 
@@ -105,14 +129,28 @@ def test_decodes_go_before_prompts_that_take_the_rest() -> None:
     sched = scheduler(num_blocks=40, tokens=8)
     old, new = sequence("old", [1] * 3, 10), sequence("new", [2] * 30)
     sched.add(old)
-    finish(sched)
+    step(sched)
     sched.add(new)
     for _ in range(3):
         plan = sched.plan()
         assert [(chunk.seq.request.request_id, chunk.length) for chunk in plan.chunks] == [("old", 1), ("new", 7)]
-        for chunk in plan.chunks:
-            chunk.seq.num_computed_tokens += chunk.length
         old.append(0)
+
+
+def test_a_plan_is_made_before_the_last_ones_tokens_are_known() -> None:
+    sched = scheduler(num_blocks=40)
+    seq = sequence("a", [1] * 5, 3)
+    sched.add(seq)
+    plans = [sched.plan() for _ in range(4)]
+    chunks = [plan.chunks[0] for plan in plans[:3]]
+    assert [(chunk.start, chunk.length, chunk.samples, chunk.pending) for chunk in chunks] == [
+        (0, 5, True, False),
+        (5, 1, True, True),
+        (6, 1, True, True),
+    ]
+    assert [chunk.num_output_tokens for chunk in chunks] == [0, 1, 2]
+    assert not plans[3].chunks  # the last token is on its way
+    assert [seq.append(0) for _ in range(3)] == [None, None, FinishReason.LENGTH]
 
 
 def test_the_youngest_is_preempted_and_goes_first_in_line() -> None:
@@ -121,7 +159,7 @@ def test_the_youngest_is_preempted_and_goes_first_in_line() -> None:
     for seq in (first, second, third):
         sched.add(seq)
     while sched.num_preemptions == 0:
-        finish(sched)
+        step(sched)
     assert sched.running == [first, second]
     assert list(sched.waiting) == [third]
     assert third.num_computed_tokens == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from neper.engine import readback
+from neper.engine.readback import StepOutput, StepResult
 from neper.types import SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 
@@ -33,13 +33,16 @@ class NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_step_reads_nothing_outside_readback(tiny_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    core = make_core(tiny_dir("llama"), max_num_batched_tokens=16)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_reads_nothing_outside_readback(
+    tiny_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    core = make_core(tiny_dir("llama"), max_num_batched_tokens=16, overlap=overlap)
     mode = NoReads()
-    plain_read = readback.read
+    plain_read = core.runner.readback.read
     reads = []
 
-    def read(output: readback.StepOutput) -> readback.StepResult:
+    def read(output: StepOutput) -> StepResult:
         mode.open = True
         try:
             reads.append(output)
@@ -47,7 +50,7 @@ def test_a_step_reads_nothing_outside_readback(tiny_dir: Callable[..., Path], mo
         finally:
             mode.open = False
 
-    monkeypatch.setattr(readback, "read", read)
+    monkeypatch.setattr(core.runner.readback, "read", read)
     texts = prompts(5, 30)
     everything = [
         request("0", texts[0], SamplingParams(temperature=0, max_tokens=5), top_k=20, prompt_top_k=5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
-from neper.ops.attention import AttentionGroup, AttentionInputs
+from tests.helpers.attention import attention_inputs
 
 BLOCK = 4
 
@@ -24,9 +24,6 @@ class Run:
     done: int = 0
     hidden: list[Tensor] = field(default_factory=list)
 
-    def slot(self, position: int) -> int:
-        return self.blocks[position // BLOCK] * BLOCK + position % BLOCK
-
 
 class Stepper:
     """Sequences over one decoder and one cache; `step` computes the next tokens of some of them together."""
@@ -36,6 +33,7 @@ class Stepper:
         counts = [-(-len(ids) // BLOCK) for ids in sequences]
         # Blocks in random order: contiguous ones would hide a wrong slot. Block 0 is the null block.
         order = (torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)) + 1).tolist()
+        decoder.prepare(max(len(ids) for ids in sequences))
         self.decoder = decoder
         self.runs = [Run(list(ids), [order.pop() for _ in range(n)]) for ids, n in zip(sequences, counts, strict=True)]
         self.cache = KVCache(
@@ -49,42 +47,27 @@ class Stepper:
         )
 
     def step(self, lengths: dict[int, int]) -> None:
-        """Compute the next `lengths[sequence]` tokens: one group for the single ones, one for each longer one."""
-        singles = [number for number, length in lengths.items() if length == 1]
-        groups = [singles] if singles else []
-        groups += [[number] for number, length in lengths.items() if length > 1]
-        order = [number for group in groups for number in group]
-        spans = [(self.runs[n], range(self.runs[n].done, self.runs[n].done + lengths[n])) for n in order]
-        attention = AttentionInputs(
-            slot_mapping=torch.tensor([run.slot(p) for run, span in spans for p in span]),
-            groups=tuple(self._groups(groups, lengths)),
+        """Compute the next `lengths[sequence]` tokens of some sequences, those of a single token first."""
+        order = sorted(lengths, key=lambda number: lengths[number] > 1)
+        runs = [self.runs[number] for number in order]
+        counts = [lengths[number] for number in order]
+        spans = [range(run.done, run.done + count) for run, count in zip(runs, counts, strict=True)]
+        attention = attention_inputs(
+            [run.blocks[: -(-span.stop // BLOCK)] for run, span in zip(runs, spans, strict=True)],
+            counts,
+            [span.stop for span in spans],
+            block_size=BLOCK,
         )
         hidden = self.decoder.forward(
-            torch.tensor([run.token_ids[p] for run, span in spans for p in span]),
-            torch.tensor([p for _, span in spans for p in span]),
+            torch.tensor(
+                [run.token_ids[p] for run, span in zip(runs, spans, strict=True) for p in span], dtype=torch.int32
+            ),
             self.cache,
             attention,
         )
-        for (run, span), rows in zip(spans, hidden.split([len(span) for _, span in spans]), strict=True):
+        for run, span, rows in zip(runs, spans, hidden.split(counts), strict=True):
             run.hidden.append(rows)
             run.done = span.stop
-
-    def _groups(self, groups: list[list[int]], lengths: dict[int, int]) -> Iterator[AttentionGroup]:
-        start = 0
-        for numbers in groups:
-            length = lengths[numbers[0]]
-            runs = [self.runs[number] for number in numbers]
-            longest = max(run.done for run in runs) + length
-            slots = [[run.slot(p) if p < run.done + length else 0 for p in range(longest)] for run in runs]
-            yield AttentionGroup(
-                start=start,
-                num_seqs=len(runs),
-                query_len=length,
-                slots=torch.tensor(slots).flatten(),
-                positions=torch.tensor([list(range(run.done, run.done + length)) for run in runs]),
-                context_len=longest,
-            )
-            start += len(runs) * length
 
     def finish(self, chunk: int) -> list[Tensor]:
         """Compute all sequences to their ends, `chunk` tokens a step; the [n, hidden_size] states of each."""

@@ -80,7 +80,7 @@ class Report:
         ratios = [[r.name, f"{r.value:.3f}", r.bound, "yes" if r.met else "no"] for r in self.ratios]
         if ratios:
             title = "Bounds" if self.tables else ""
-            tables = [*tables, Table(["ratio", "measured", "bound", "met"], ratios, title)]
+            tables = [*tables, Table(["figure", "measured", "bound", "met"], ratios, title)]
         parts = [[f"# {self.title}"], setup, *(table.lines() for table in tables), [f"- {note}" for note in self.notes]]
         return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 

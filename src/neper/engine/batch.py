@@ -1,19 +1,21 @@
-"""Turns a StepPlan into the tensors of one step."""
+"""Turns a StepPlan into the tensors of one step, which reach the device in one copy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from neper.engine.inputs import Array, InputBuffers, Layout, to_device
 from neper.engine.scheduler import ScheduledChunk, StepPlan
 from neper.ops import DrawInputs, noise_keys
-from neper.ops.attention import AttentionGroup, AttentionInputs
+from neper.ops.attention import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
 from neper.ops.sampling import Bias
+from neper.types import packed_width
 
 
 @dataclass(frozen=True)
@@ -25,143 +27,275 @@ class SampleInputs:
 
     Attributes:
         chunks: [S], the chunk of each row.
-        hidden_rows: [S] int64, the row of each in the step's hidden states.
+        fields: device tensors of the (padded) rows by name, as in `neper.engine.inputs.Layout`.
         num_chosen: how many rows, from the first on, have their token chosen by `sample`.
-        draws: parameters of those that are not greedy; None when all are.
+        drawn: the rows that are not greedy.
+        filtered: one of those has a top-k, top-p or min-p.
         bias: logit bias and bans; None when there is none.
         penalized: the rows that have penalties.
         scored: [(top_k, number of rows)], runs of rows that want logprobs, up to the last row; empty when nobody asked.
+        in_order: row i of the hidden states is row i of these.
     """
 
     chunks: tuple[ScheduledChunk, ...]
-    hidden_rows: Tensor
+    fields: dict[str, Tensor]
     num_chosen: int
-    draws: DrawInputs | None
+    drawn: tuple[int, ...]
+    filtered: bool
     bias: Bias | None
     penalized: tuple[int, ...]
     scored: tuple[tuple[int, int], ...]
+    in_order: bool
+
+    @property
+    def num_scored(self) -> int:
+        return sum(count for _, count in self.scored)
 
     @property
     def num_plain(self) -> int:
         """How many rows, from the first on, have no scores."""
-        return len(self.chunks) - sum(count for _, count in self.scored)
+        return len(self.chunks) - self.num_scored
+
+    @property
+    def num_padded(self) -> int:
+        """Rows of the fields: S and what pads it."""
+        return len(self.fields["slots"])
+
+    def draws(self) -> DrawInputs | None:
+        """Parameters of the rows that are drawn, as the reference takes them."""
+        if not self.drawn:
+            return None
+        fields = self.fields
+        rows = to_device(np.array(self.drawn), fields["slots"].device)
+        return DrawInputs(
+            rows=rows,
+            temperature=fields["temperature"][rows],
+            top_k=fields["top_k"][rows].long(),
+            top_p=fields["top_p"][rows],
+            min_p=fields["min_p"][rows],
+            keys=fields["keys"][rows].long() & 0xFFFFFFFF,
+            filtered=self.filtered,
+        )
 
 
 @dataclass(frozen=True)
 class PromptScoreInputs:
-    """The prompt positions of one chunk that are scored.
+    """The P prompt positions of one chunk that are scored.
 
     Attributes:
-        hidden_rows: [P] int64, for position p the row of p - 1 in the step's hidden states.
-        token_ids: [P] int64, the prompt tokens at those positions.
+        hidden_rows: for those positions the rows before them in the step's hidden states.
+        token_ids: [P] int32, the prompt tokens at those positions.
         top_k: alternatives to list for each.
     """
 
     chunk: ScheduledChunk
-    hidden_rows: Tensor
+    hidden_rows: slice
     token_ids: Tensor
     top_k: int
 
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """All that the runner needs for one step of T tokens, on the device."""
+    """All that the runner needs for one step of T (padded) tokens, on the device.
+
+    Attributes:
+        token_ids: [T] int32; -1 - slot stands for the token last sampled in that slot.
+        is_decode: one token for each sequence, padded to the rows of `sample`: a step that can be a graph.
+        sample: None when no row gets a next token.
+    """
 
     plan: StepPlan
-    input_ids: Tensor
-    positions: Tensor
+    token_ids: Tensor
     attention: AttentionInputs
+    is_decode: bool
     sample: SampleInputs | None
     prompt_scores: tuple[PromptScoreInputs, ...]
 
 
-def build(plan: StepPlan, *, block_size: int, vocab_size: int, device: torch.device) -> BatchInputs:
-    """Lay out a plan's tokens flat, in the order of its chunks."""
-    ids: list[int] = []
-    positions, slots, starts = [], [], []
-    row = 0
-    for chunk in plan.chunks:
-        seq, end = chunk.seq, chunk.start + chunk.length
-        ids.extend(seq.token_ids[chunk.start : end])
-        chunk_positions = np.arange(chunk.start, end)
-        positions.append(chunk_positions)
-        slots.append(_slots(seq.block_table, chunk_positions, block_size))
-        starts.append(row)
-        row += chunk.length
-
-    def to_device(values: npt.ArrayLike) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=np.int64)).to(device, non_blocking=True)
-
-    sampled = [
-        (chunk, start + chunk.length - 1) for chunk, start in zip(plan.chunks, starts, strict=True) if chunk.samples
-    ]
-    return BatchInputs(
-        plan=plan,
-        input_ids=to_device(ids),
-        positions=to_device(np.concatenate(positions)),
-        attention=AttentionInputs(to_device(np.concatenate(slots)), _groups(plan, starts, block_size, device)),
-        sample=_sample_inputs(sampled, vocab_size, device) if sampled else None,
-        prompt_scores=tuple(
-            PromptScoreInputs(
-                chunk=chunk,
-                hidden_rows=to_device(np.arange(chunk.score_start, chunk.score_end) - 1 - chunk.start + start),
-                token_ids=to_device(chunk.seq.token_ids[chunk.score_start : chunk.score_end]),
-                top_k=chunk.seq.request.logprobs.prompt_top_k or 0,
-            )
-            for chunk, start in zip(plan.chunks, starts, strict=True)
-            if chunk.score_end > chunk.score_start
-        ),
-    )
+def row_buckets(max_rows: int) -> list[int]:
+    """The numbers of rows that steps are padded to: doubling to 8, then in steps that stay below an eighth or so."""
+    buckets = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
+    return [size for size in buckets if size < max_rows] + [max_rows]
 
 
-def _slots(block_table: list[int], positions: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
-    """Cache slots of a sequence's positions."""
-    blocks = np.asarray(block_table, dtype=np.int64)
-    return blocks[positions // block_size] * block_size + positions % block_size
+class BatchBuilder:
+    """Lays out steps in the input buffers.
 
+    Args:
+        scores_on_device: rows that want scores are packed with them.
+        buckets: row counts that are padded to, ascending; empty = nothing is padded.
+        scratch: of the attention kernels.
+    """
 
-def _groups(plan: StepPlan, starts: list[int], block_size: int, device: torch.device) -> tuple[AttentionGroup, ...]:
-    """One group for all chunks of a single token (they come first), then one for each longer chunk."""
-    singles = sum(chunk.length == 1 for chunk in plan.chunks)
-    members = [plan.chunks[:singles]] if singles else []
-    members += [(chunk,) for chunk in plan.chunks[singles:]]
-    groups, first = [], 0
-    for chunks in members:
-        contexts = [chunk.start + chunk.length for chunk in chunks]
-        longest = max(contexts)
-        slots = np.zeros((len(chunks), longest), dtype=np.int64)  # 0 = the null slot
-        for i, (chunk, context) in enumerate(zip(chunks, contexts, strict=True)):
-            slots[i, :context] = _slots(chunk.seq.block_table, np.arange(context), block_size)
-        positions = np.stack([np.arange(chunk.start, chunk.start + chunk.length) for chunk in chunks])
-        groups.append(
-            AttentionGroup(
-                start=starts[first],
-                num_seqs=len(chunks),
-                query_len=chunks[0].length,
-                slots=torch.from_numpy(slots.reshape(-1)).to(device, non_blocking=True),
-                positions=torch.from_numpy(positions).to(device, non_blocking=True),
-                context_len=longest,
-            )
+    def __init__(
+        self,
+        buffers: InputBuffers,
+        *,
+        block_size: int,
+        vocab_size: int,
+        scores_on_device: bool,
+        buckets: Items[int] = (),
+        scratch: AttentionScratch | None = None,
+    ) -> None:
+        self._buffers = buffers
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._scores_on_device = scores_on_device
+        self._buckets = buckets
+        self._scratch = scratch
+
+    def padded(self, rows: int) -> int:
+        """The smallest bucket for so many rows."""
+        return next((size for size in self._buckets if size >= rows), rows)
+
+    def build(self, plan: StepPlan) -> BatchInputs:
+        """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
+        singles = sorted((chunk for chunk in plan.chunks if chunk.length == 1), key=_order)
+        chunks = (*singles, *(chunk for chunk in plan.chunks if chunk.length > 1))
+        sampled = sorted(
+            ((chunk, row) for chunk, row in zip(chunks, _last_rows(chunks), strict=True) if chunk.samples),
+            key=lambda item: _place(item[0]),
         )
-        first += len(chunks)
-    return tuple(groups)
+        is_decode = len(singles) == len(chunks)
+        num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
+        if is_decode:
+            num_tokens = num_rows = self.padded(len(chunks))
+        tiles = _tiles(chunks, len(singles))
+        layout = Layout(
+            rows=num_rows,
+            tokens=num_tokens,
+            seqs=num_tokens if is_decode else len(chunks),
+            targets=sum(chunk.score_end - chunk.score_start for chunk in chunks),
+            tiles=len(tiles),
+            width=max(len(chunk.seq.block_table) for chunk in chunks),
+        )
+        places = layout.places()
+        arrays = self._buffers.next_arrays(places)
+        self._fill_tokens(arrays, chunks)
+        arrays["tiles"][:] = tiles
+        self._fill_rows(arrays, sampled)
+        fields = self._buffers.send(places)
+        in_order = is_decode and all(row == i for i, (_, row) in enumerate(sampled))
+        return BatchInputs(
+            plan=plan,
+            token_ids=fields["token_ids"],
+            attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
+            is_decode=is_decode and in_order,
+            sample=self._sample_inputs(sampled, fields, in_order) if sampled else None,
+            prompt_scores=tuple(_prompt_scores(chunks, fields["targets"])),
+        )
+
+    def decode_inputs(self, rows: int) -> tuple[Tensor, AttentionInputs, dict[str, Tensor]]:
+        """The token ids, attention inputs and row fields of a decode step of `rows` rows that are all padding.
+
+        Those of every later decode step of as many padded rows lie at the same places.
+        """
+        places = Layout(rows=rows, tokens=rows, seqs=rows).places()
+        arrays = self._buffers.next_arrays(places)
+        self._fill_tokens(arrays, ())
+        self._fill_rows(arrays, [])
+        fields = self._buffers.send(places)
+        group = AttentionGroup(start=0, first_seq=0, num_seqs=rows, query_len=1, context_len=0)
+        return fields["token_ids"], self._attention(fields, (group,)), fields
+
+    def _attention(self, fields: dict[str, Tensor], groups: tuple[AttentionGroup, ...]) -> AttentionInputs:
+        return AttentionInputs(
+            positions=fields["positions"],
+            slot_mapping=fields["slot_mapping"],
+            context_lens=fields["context_lens"],
+            block_tables=fields["block_tables"],
+            table_stride=fields["table_stride"],
+            block_size=self._block_size,
+            groups=groups,
+            tiles=fields["tiles"] if len(fields["tiles"]) else None,
+            scratch=self._scratch,
+        )
+
+    def _fill_tokens(self, arrays: dict[str, Array], chunks: Items[ScheduledChunk]) -> None:
+        ids, positions, slot_mapping = arrays["token_ids"], arrays["positions"], arrays["slot_mapping"]
+        tables, targets = arrays["block_tables"], arrays["targets"]
+        arrays["table_stride"][0] = tables.shape[1]
+        row = target = 0
+        for i, chunk in enumerate(chunks):
+            seq, start, end = chunk.seq, chunk.start, chunk.end
+            blocks = seq.block_table
+            tables[i, : len(blocks)] = blocks
+            if chunk.length == 1:
+                ids[row] = -1 - seq.slot if chunk.pending else seq.token_ids[start]
+                positions[row] = start
+                slot_mapping[row] = blocks[start // self._block_size] * self._block_size + start % self._block_size
+            else:
+                rows = slice(row, row + chunk.length)
+                ids[rows] = seq.token_ids[start:end]
+                at = np.arange(start, end)
+                positions[rows] = at
+                held = np.asarray(blocks)
+                slot_mapping[rows] = held[at // self._block_size] * self._block_size + at % self._block_size
+            arrays["context_lens"][i] = end
+            scored = chunk.score_end - chunk.score_start
+            if scored:
+                targets[target : target + scored] = seq.token_ids[chunk.score_start : chunk.score_end]
+                target += scored
+            row += chunk.length
+        ids[row:] = positions[row:] = 0
+        slot_mapping[row:] = -1
+        arrays["context_lens"][len(chunks) :] = 0
+
+    def _fill_rows(self, arrays: dict[str, Array], sampled: list[tuple[ScheduledChunk, int]]) -> None:
+        """Per-row fields. A row that pads has offset -1, so nothing of it is kept, and is greedy."""
+        vocab_size, count = self._vocab_size, len(sampled)
+        for name, value in (("offsets", -1), ("listed", -1), ("hidden_rows", 0), ("slots", 0), ("row_top_k", 0)):
+            arrays[name][count:] = value
+        for name, off in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("top_k", vocab_size), ("keys", 0)):
+            arrays[name][:] = off
+        offset = 0
+        for row, (chunk, hidden_row) in enumerate(sampled):
+            seq, sampling = chunk.seq, chunk.seq.request.sampling
+            top_k = seq.request.logprobs.top_k if self._scores_on_device else None
+            arrays["hidden_rows"][row] = hidden_row
+            arrays["slots"][row] = seq.slot
+            arrays["offsets"][row] = offset
+            arrays["listed"][row] = -1 if top_k is None else top_k
+            arrays["row_top_k"][row] = max(1, top_k or 0)  # a greedy row's token is the first of its list
+            offset += packed_width(top_k)
+            if not sampling.greedy:
+                arrays["temperature"][row] = sampling.temperature
+                arrays["top_p"][row] = sampling.top_p
+                arrays["min_p"][row] = sampling.min_p
+                arrays["top_k"][row] = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
+                arrays["keys"].view(np.uint32)[row] = noise_keys(seq.seed, chunk.num_output_tokens)
+
+    def _sample_inputs(
+        self, sampled: list[tuple[ScheduledChunk, int]], fields: dict[str, Tensor], in_order: bool
+    ) -> SampleInputs:
+        chunks = tuple(chunk for chunk, _ in sampled)
+        places = [_place(chunk) for chunk in chunks]
+        params = [chunk.seq.request.sampling for chunk in chunks]
+        scored = groupby(place for place in places if place[0])
+        return SampleInputs(
+            chunks=chunks,
+            fields=fields,
+            num_chosen=sum(not listed for _, listed, _ in places),
+            drawn=tuple(row for row, p in enumerate(params) if not p.greedy),
+            filtered=any(
+                not p.greedy and (0 < p.top_k < self._vocab_size or p.top_p < 1.0 or p.min_p > 0.0) for p in params
+            ),
+            bias=_bias(chunks, self._vocab_size, fields["slots"].device),
+            penalized=tuple(row for row, p in enumerate(params) if p.penalized),
+            scored=tuple((top_k, len(list(run))) for (_, _, top_k), run in scored),
+            in_order=in_order,
+        )
 
 
-def _sample_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, device: torch.device) -> SampleInputs:
-    in_order = sorted((_place(chunk), index) for index, (chunk, _) in enumerate(sampled))
-    places = [place for place, _ in in_order]
-    sampled = [sampled[index] for _, index in in_order]
-    num_chosen = sum(not listed for _, listed, _ in places)
-    scored = groupby(place for place in places if place[0])
-    return SampleInputs(
-        chunks=tuple(chunk for chunk, _ in sampled),
-        hidden_rows=torch.tensor([row for _, row in sampled], device=device),
-        num_chosen=num_chosen,
-        draws=_draw_inputs(sampled, vocab_size, device),
-        bias=_bias([chunk for chunk, _ in sampled], vocab_size, device),
-        penalized=tuple(row for row, (chunk, _) in enumerate(sampled) if chunk.seq.request.sampling.penalized),
-        scored=tuple((top_k, len(list(run))) for (_, _, top_k), run in scored),
-    )
+def _last_rows(chunks: Items[ScheduledChunk]) -> Array:
+    """The flat row of each chunk's last token."""
+    ends = np.cumsum([chunk.length for chunk in chunks])
+    return np.asarray(ends - 1)
+
+
+def _order(chunk: ScheduledChunk) -> tuple[bool, bool, bool, int]:
+    """Single tokens stand in the order of their rows, those without a row last."""
+    return not chunk.samples, *_place(chunk)
 
 
 def _place(chunk: ScheduledChunk) -> tuple[bool, bool, int]:
@@ -171,11 +305,61 @@ def _place(chunk: ScheduledChunk) -> tuple[bool, bool, int]:
     if top_k is None:
         return False, False, 0
     sampling = request.sampling
-    return True, sampling.greedy and not sampling.penalized and not len(chunk.seq.logit_edits.ids), top_k
+    edits = chunk.seq.logit_edits(chunk.num_output_tokens)
+    return True, sampling.greedy and not sampling.penalized and not len(edits.ids), top_k
 
 
-def _bias(chunks: list[ScheduledChunk], vocab_size: int, device: torch.device) -> Bias | None:
-    edits = {row: chunk.seq.logit_edits for row, chunk in enumerate(chunks)}
+def _groups(chunks: Items[ScheduledChunk], singles: int, padded_singles: int | None) -> tuple[AttentionGroup, ...]:
+    """One group for all chunks of a single token, which come first, then one for each longer chunk."""
+    groups, start = [], 0
+    for first, count in [(0, singles)] * bool(singles) + [(i, 1) for i in range(singles, len(chunks))]:
+        length = chunks[first].length
+        num_seqs = padded_singles if first < singles and padded_singles is not None else count
+        groups.append(
+            AttentionGroup(
+                start=start,
+                first_seq=first,
+                num_seqs=num_seqs,
+                query_len=length,
+                context_len=max(chunk.end for chunk in chunks[first : first + count]),
+            )
+        )
+        start += num_seqs * length
+    return tuple(groups)
+
+
+def _tiles(chunks: Items[ScheduledChunk], singles: int) -> Array:
+    """[N, 3] int32: what the prefill kernel works on; see AttentionInputs.tiles."""
+    tiles, row = [], singles
+    for index, chunk in enumerate(chunks[singles:], start=singles):
+        tiles += [
+            (index, row + begin, min(QUERY_TILE, chunk.length - begin)) for begin in range(0, chunk.length, QUERY_TILE)
+        ]
+        row += chunk.length
+    return np.array(tiles, dtype=np.int32).reshape(-1, 3)
+
+
+def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor) -> list[PromptScoreInputs]:
+    scores, row, target = [], 0, 0
+    for chunk in chunks:
+        count = chunk.score_end - chunk.score_start
+        if count:
+            begin = row + chunk.score_start - 1 - chunk.start
+            scores.append(
+                PromptScoreInputs(
+                    chunk=chunk,
+                    hidden_rows=slice(begin, begin + count),
+                    token_ids=targets[target : target + count],
+                    top_k=chunk.seq.request.logprobs.prompt_top_k or 0,
+                )
+            )
+            target += count
+        row += chunk.length
+    return scores
+
+
+def _bias(chunks: Items[ScheduledChunk], vocab_size: int, device: torch.device) -> Bias | None:
+    edits = {row: chunk.seq.logit_edits(chunk.num_output_tokens) for row, chunk in enumerate(chunks)}
     edits = {row: edit for row, edit in edits.items() if len(edit.ids)}
     if not edits:
         return None
@@ -186,26 +370,4 @@ def _bias(chunks: list[ScheduledChunk], vocab_size: int, device: torch.device) -
     known = (ids >= 0) & (ids < vocab_size)
     if not known.any():
         return None
-    return Bias(*(torch.from_numpy(array[known]).to(device) for array in (rows, ids, values)))
-
-
-def _draw_inputs(sampled: list[tuple[ScheduledChunk, int]], vocab_size: int, device: torch.device) -> DrawInputs | None:
-    rows = [row for row, (chunk, _) in enumerate(sampled) if not chunk.seq.request.sampling.greedy]
-    if not rows:
-        return None
-    sequences = [sampled[row][0].seq for row in rows]
-    params = [seq.request.sampling for seq in sequences]
-    top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-
-    def floats(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
-
-    return DrawInputs(
-        rows=torch.tensor(rows, device=device),
-        temperature=floats([p.temperature for p in params]),
-        top_k=torch.tensor(top_k, device=device),
-        top_p=floats([p.top_p for p in params]),
-        min_p=floats([p.min_p for p in params]),
-        keys=torch.tensor([noise_keys(seq.seed, seq.num_output_tokens) for seq in sequences], device=device),
-        filtered=any(k < vocab_size or p.top_p < 1.0 or p.min_p > 0.0 for k, p in zip(top_k, params, strict=True)),
-    )
+    return Bias(*(to_device(array[known], device) for array in (rows, ids, values)))

@@ -1,30 +1,21 @@
-"""The engine in one process: plan a step, run it, read it, finish it."""
+"""The engine in one process: plan a step, launch it, read the one before, finish that."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-
-import torch
+from dataclasses import asdict
 
 from neper.config import EngineConfig
-from neper.engine import batch, readback, settings
-from neper.engine.allocator import keep_freed_memory
+from neper.engine import startup
 from neper.engine.blocks import BlockManager
 from neper.engine.interface import Capabilities, EngineStats
-from neper.engine.penalties import PenaltyTables
-from neper.engine.readback import StepResult
-from neper.engine.runner import ModelRunner
+from neper.engine.readback import StepOutput, StepResult
 from neper.engine.scheduler import ScheduledChunk, Scheduler
 from neper.engine.sequence import Sequence
-from neper.models import registry
-from neper.models.kv_cache import KVCache
+from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
-from neper.ops import backends, warm_up
+from neper.ops import backends
 from neper.types import FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
-
-logger = logging.getLogger("neper.engine")
 
 
 class EngineCore:
@@ -35,24 +26,16 @@ class EngineCore:
     request with finish_reason ERROR and no other.
     """
 
-    def __init__(self, config: EngineConfig, source: ModelSource, progress: Progress | None = None) -> None:
-        self.settings = settings.resolve(config, source)
-        if self.settings.device.type == "cpu":
-            torch.set_num_threads(self.settings.num_threads)
-            keep_freed_memory()
-        decoder = registry.load(source, dtype=self.settings.dtype, device=self.settings.device, progress=progress)
-        model = source.config
-        kv_cache = KVCache(
-            num_layers=model.num_layers,
-            num_blocks=self.settings.num_blocks,
-            block_size=self.settings.block_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=self.settings.dtype,
-            device=self.settings.device,
-        )
-        penalties = PenaltyTables(self.settings.max_num_seqs, model.vocab_size, self.settings.device)
-        self.runner = ModelRunner(decoder, kv_cache, penalties)
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: ModelSource,
+        progress: Progress | None = None,
+        *,
+        decoder: Decoder | None = None,
+    ) -> None:
+        """Load the model, unless a loaded `decoder` is given, and prepare all that requests will need."""
+        self.settings, self.runner = startup.build(config, source, decoder, progress)
         self.scheduler = Scheduler(
             BlockManager(
                 self.settings.num_blocks, self.settings.block_size, prefix_caching=self.settings.prefix_caching
@@ -61,38 +44,23 @@ class EngineCore:
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
         )
         self.capabilities = Capabilities(
-            vocab_size=model.vocab_size,
+            vocab_size=source.config.vocab_size,
             max_model_len=self.settings.max_model_len,
             max_logprobs=self.settings.max_logprobs,
             sampling_fields=frozenset(SamplingParams.__struct_fields__),
             device=str(self.settings.device),
             dtype=str(self.settings.dtype).removeprefix("torch."),
             attention=backends.attention(self.settings.device).name,
-            scoring=backends.scoring(self.settings.device).name,
+            scoring=self.settings.scoring,
         )
-        self._prepare_scoring()
         self._sequences: dict[str, Sequence] = {}
         self._ready: list[TokenChunk] = []
+        self._launched: StepOutput | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = self._steps = 0
-
-    def _prepare_scoring(self) -> None:
-        """Say what computes what, and compile what requests will need."""
-        device = self.settings.device
-        for family, backend in backends.chosen(device).items():
-            logger.info("%s: %s (%s)", family, backend.name, backend.why)
-        started = time.monotonic()
-        warm_up(
-            vocab_size=self.capabilities.vocab_size,
-            dtype=self.settings.dtype,
-            max_top_k=self.settings.max_logprobs,
-            device=device,
-        )
-        if (seconds := time.monotonic() - started) > 0.5:
-            logger.info("compiled the scoring kernels in %.1f s; they are kept for the next start", seconds)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._ready)
+        return self.scheduler.has_work or bool(self._ready)  # what is launched belongs to running sequences, or nobody
 
     def add(self, request: Request) -> None:
         """Queue a request. One that cannot run is answered by its first chunk, an ERROR; it never raises."""
@@ -102,7 +70,7 @@ class EngineCore:
             return
         seq = Sequence(request, self.settings.max_model_len)
         self._prompt_tokens += seq.num_prompt_tokens
-        if seq.done_without_sampling:
+        if seq.max_tokens == 0 and not seq.scores_left:
             self._ready.append(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
             return
         self._sequences[request.request_id] = seq
@@ -116,27 +84,32 @@ class EngineCore:
             self._end(seq)
 
     def step(self) -> list[TokenChunk]:
-        """Compute one step and return what it brought, at most one chunk a request."""
-        chunks: list[TokenChunk] = []
-        plan = self.scheduler.plan()
-        if plan.chunks:
-            inputs = batch.build(
-                plan,
-                block_size=self.settings.block_size,
-                vocab_size=self.capabilities.vocab_size,
-                device=self.settings.device,
-            )
-            output = self.runner.run(inputs)
-            chunks = self._finish(readback.read(output))
-            self._steps += 1
+        """Launch one step and return what a step brought, at most one chunk a request.
+
+        With overlap it is the step before: while the host reads and finishes that, the device computes this one. A
+        token that it needs and the host does not know yet is taken from the device's table of last tokens.
+        """
+        launched = self._launch()
+        if self.settings.overlap:
+            launched, self._launched = self._launched, launched
+        chunks = self._finish(self.runner.readback.read(launched)) if launched is not None else []
         # Taken only now: a step that raises leaves them to `fail_all`.
         ready, self._ready = self._ready, []
         return ready + chunks
+
+    def _launch(self) -> StepOutput | None:
+        """Plan a step and launch it; None when there is nothing to compute."""
+        plan = self.scheduler.plan()
+        if not plan.chunks:
+            return None
+        self._steps += 1
+        return self.runner.launch(plan)
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every request with an ERROR chunk: what is left to do when a step itself raised."""
         chunks = self._ready + [_failure(request_id, message) for request_id in self._sequences]
         self._ready = []
+        self._launched = None
         for seq in list(self._sequences.values()):
             self._end(seq)
         return chunks
@@ -152,6 +125,7 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             preemptions=self.scheduler.num_preemptions,
             steps=self._steps,
+            **asdict(self.runner.readback.counters),
         )
 
     def check(self) -> None:
@@ -184,6 +158,8 @@ class EngineCore:
         """Apply a step's results to its sequences: advance, stop, publish blocks, make chunks."""
         chunks = []
         for scheduled in result.plan.chunks:
+            if self._sequences.get(scheduled.seq.request.request_id) is not scheduled.seq:
+                continue  # it has ended since it was planned
             chunk = self._finish_chunk(scheduled, result.tokens.get(scheduled), result.prompt.get(scheduled))
             if chunk is not None:
                 chunks.append(chunk)
@@ -198,17 +174,16 @@ class EngineCore:
         if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
             self._end(seq)
             return _failure(request_id, "the model produced logits that are not numbers for this request")
-        seq.num_computed_tokens = scheduled.start + scheduled.length
-        if prompt is not None:
-            seq.next_score = scheduled.score_end
+        keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
+        if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
         reason = None
         if tokens is not None:
-            self.scheduler.blocks.commit(seq, seq.num_computed_tokens)
-            token_id = int(tokens.token_ids[0])
-            reason = seq.append(token_id)
+            if keeps_blocks:
+                self.scheduler.blocks.commit(seq, scheduled.end)
+            reason = seq.append(int(tokens.token_ids[0]))
             self._generated_tokens += 1
-        elif seq.done_without_sampling:
+        elif seq.max_tokens == 0 and scheduled.score_end == seq.num_prompt_tokens:
             reason = FinishReason.LENGTH
         if tokens is None and prompt is None and reason is None:
             return None

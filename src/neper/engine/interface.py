@@ -40,7 +40,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine's load; counters count since start."""
+    """A snapshot of the engine's load; counters count since start.
+
+    Attributes:
+        d2h_copies, d2h_bytes: copies from the device to the host, and their bytes; none on a CPU.
+        d2h_waits: how often the host waited for one.
+        scored_rows: rows whose logprobs were reduced, generated and prompt tokens together.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -52,6 +58,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     steps: int = 0
     restarts: int = 0
+    d2h_copies: int = 0
+    d2h_bytes: int = 0
+    d2h_waits: int = 0
+    scored_rows: int = 0
 
 
 class TokenStream(Protocol):

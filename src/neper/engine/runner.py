@@ -2,90 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from neper.engine.batch import BatchInputs, PromptScoreInputs, SampleInputs
-from neper.engine.penalties import PenaltyTables
-from neper.engine.readback import Segment, StepOutput
+from neper.engine.batch import BatchBuilder, BatchInputs
+from neper.engine.readback import Readback, StepOutput
+from neper.engine.reference_sampler import ReferenceSampler
+from neper.engine.scheduler import StepPlan
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
-from neper.ops import linear_logprobs, sample, token_logprobs
-from neper.ops.packing import pack_scores, pack_tokens
+from neper.types import Progress
+
+if TYPE_CHECKING:  # both need Triton
+    from neper.engine.graphs import DecodeGraphs
+    from neper.engine.kernel_sampler import KernelSampler
 
 
 class ModelRunner:
-    """Owns the model, its KV cache and the per-slot tables."""
+    """Owns the model, its KV cache, and what turns a plan into launched work.
 
-    def __init__(self, decoder: Decoder, kv_cache: KVCache, penalties: PenaltyTables) -> None:
+    Args:
+        last_tokens: [slots] int32, the token last sampled in each slot.
+        kernels: the sampler, where it is the one that works on fixed buffers: decode steps are padded for it.
+
+    Attributes:
+        kv_cache: made when all other memory is taken; no step can be launched before.
+        graphs: captured decode steps; None = every step is launched operation by operation.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        builder: BatchBuilder,
+        sampler: KernelSampler | ReferenceSampler,
+        readback: Readback,
+        *,
+        last_tokens: Tensor,
+        kernels: KernelSampler | None = None,
+    ) -> None:
         self.decoder = decoder
-        self.kv_cache = kv_cache
-        self.penalties = penalties
+        self.readback = readback
+        self.kv_cache: KVCache | None = None
+        self.graphs: DecodeGraphs | None = None
+        self._builder = builder
+        self._sampler = sampler
+        self._last_tokens = last_tokens
+        self._kernels = kernels
+        self._decoded_rows = 0
 
     @torch.inference_mode()
-    def run(self, inputs: BatchInputs) -> StepOutput:
-        """One step: hidden states of all its tokens, then next tokens and scores where they are wanted."""
-        hidden = self.decoder.forward(inputs.input_ids, inputs.positions, self.kv_cache, inputs.attention)
-        packed: list[Tensor] = []
-        segments: list[Segment] = []
-        if inputs.sample is not None:
-            self._sample(hidden, inputs.sample, packed, segments)
-        for prompt in inputs.prompt_scores:
-            self._score_prompt(hidden, prompt, packed, segments)
-        return StepOutput(inputs.plan, torch.cat(packed) if packed else None, tuple(segments))
+    def launch(self, plan: StepPlan) -> StepOutput:
+        """Start one step: hidden states of its tokens, next tokens and scores where they are wanted, their copies."""
+        return self._launch(self._builder.build(plan))
 
-    def _sample(self, hidden: Tensor, inputs: SampleInputs, packed: list[Tensor], segments: list[Segment]) -> None:
-        logits = self.decoder.logits(hidden.index_select(0, inputs.hidden_rows))
-        if logits.device.type == "cpu":
-            # Once for sampling and scores: both read float32, and the CPU reduces bfloat16 at a fifth of the speed.
-            logits = logits.float()
-        chosen, plain = inputs.num_chosen, inputs.num_plain
-        token_ids: Tensor | None = None
-        valid: Tensor | None = None
-        if chosen:
-            token_ids, valid = self._choose(logits[:chosen], inputs)
-            if plain:
-                packed.append(pack_tokens(token_ids[:plain], valid[:plain]))
-                segments.append(Segment(inputs.chunks[:plain], plain, None, False))
-        if not inputs.scored:
-            return
-        listed = len(inputs.chunks) - chosen
-        if token_ids is not None and valid is not None:
-            token_ids = torch.nn.functional.pad(token_ids[plain:], (0, listed), value=-1)
-            valid = torch.nn.functional.pad(valid[plain:], (0, listed), value=True)
-        # One reduction for all rows that asked, at the largest k among them: a row's bits do not depend on k. A row
-        # whose token is still to be found (-1) takes it from its list.
-        largest_k = max(top_k for top_k, _ in inputs.scored)
-        if listed:
-            largest_k = max(1, largest_k)
-        scores = token_logprobs(logits[plain:], token_ids, largest_k)
-        if token_ids is None or valid is None:
-            token_ids = scores.top_ids[:, 0].clamp(min=0)
+    def _launch(self, inputs: BatchInputs) -> StepOutput:
+        assert self.kv_cache is not None
+        self._decoded_rows = len(inputs.token_ids) if inputs.is_decode else 0
+        if self._kernels is not None and inputs.is_decode:
+            packed = self._kernels.run(self._decode(self._kernels, inputs), inputs, logits_made=True)
         else:
-            if listed:
-                token_ids = torch.where(token_ids < 0, scores.top_ids[:, 0].clamp(min=0), token_ids)
-            # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
-            scores = scores._replace(rank=scores.rank.masked_fill(~valid, 0))
-        start = 0
-        for top_k, count in inputs.scored:
-            part = slice(start, start + count)
-            packed.append(pack_scores(token_ids[part], scores.take(part), top_k))
-            segments.append(Segment(inputs.chunks[plain:][part], count, top_k, False))
-            start += count
+            hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
+            packed = self._sampler.run(hidden, inputs)
+        return self.readback.start(inputs.plan, packed)
 
-    def _choose(self, logits: Tensor, inputs: SampleInputs) -> tuple[Tensor, Tensor]:
-        """Token ids [S] and their validity [S]."""
-        penalties = None
-        if inputs.penalized:
-            penalties = self.penalties.gather(inputs.penalized, [inputs.chunks[row].seq for row in inputs.penalized])
-        return sample(logits, penalties=penalties, bias=inputs.bias, draws=inputs.draws)
+    def _decode(self, kernels: KernelSampler, inputs: BatchInputs) -> Tensor:
+        """The hidden states of a decode step; their logits are left in the sampler's buffer."""
+        if self.graphs is not None:
+            return self.graphs.forward(len(inputs.token_ids))
+        assert self.kv_cache is not None
+        hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
+        kernels.logits(hidden)
+        return hidden
 
-    def _score_prompt(
-        self, hidden: Tensor, inputs: PromptScoreInputs, packed: list[Tensor], segments: list[Segment]
-    ) -> None:
-        rows = hidden.index_select(0, inputs.hidden_rows)
-        scores = linear_logprobs(
-            rows, self.decoder.logits, inputs.token_ids, inputs.top_k, vocab_size=self.decoder.config.vocab_size
-        )
-        packed.append(pack_scores(inputs.token_ids, scores, inputs.top_k))
-        segments.append(Segment((inputs.chunk,), len(inputs.token_ids), inputs.top_k, True))
+    def capture(self, buckets: Sequence[int], progress: Progress | None = None) -> None:
+        """Capture decode steps of so many padded rows."""
+        from neper.engine.graphs import DecodeGraphs
+
+        assert self._kernels is not None
+        assert self.kv_cache is not None
+        with torch.inference_mode():
+            self.graphs = DecodeGraphs(
+                self.decoder, self.kv_cache, self._builder, self._kernels, buckets=buckets, progress=progress
+            )
+
+    def decode_replay(self, rows: int, top_k: int | None) -> Callable[[], None] | None:
+        """Replays the graphs of a greedy decode step alone, on the inputs of the last step; None without graphs.
+
+        Raises:
+            ValueError: the last step was no decode step of so many rows, so its inputs lie elsewhere.
+        """
+        if self.graphs is None:
+            return None
+        if self._decoded_rows != self._builder.padded(rows):
+            raise ValueError(f"the last step was not a decode step of {rows} rows")
+        return self.graphs.replay_of(self._decoded_rows, top_k)

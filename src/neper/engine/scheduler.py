@@ -15,15 +15,28 @@ class ScheduledChunk:
 
     Attributes:
         samples: the chunk reaches the sequence's last token, so its last row gives the next one.
+        pending: its token is one that was sampled by a launched step and is only known to the device.
         score_start, score_end: prompt positions scored in this chunk, each from the row before it. None when equal.
+        num_preemptions: of the sequence when the chunk was planned; another number later means other blocks.
     """
 
     seq: Sequence
     start: int
     length: int
     samples: bool
+    pending: bool
     score_start: int
     score_end: int
+    num_preemptions: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens are generated before the one that this chunk samples."""
+        return self.end - self.seq.num_prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,10 @@ class Scheduler:
     First come, first served. Every running sequence that needs one token gets it before longer chunks take the rest of
     the step. When blocks run out, the youngest running sequence is preempted: it gives all its blocks back and is
     computed again later, from its prompt and what it has generated.
+
+    A plan counts as computed from then on, so that the next one can be made before this one's results are read: where
+    a step samples, its token is pending until then. A sequence is admitted only while it has none: it is planned for
+    again no sooner than a step after it was preempted.
     """
 
     def __init__(self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -70,14 +87,16 @@ class Scheduler:
             self.waiting.remove(seq)
 
     def plan(self) -> StepPlan:
-        """Choose the next step's chunks and give each the blocks it needs. Empty when nothing waits or runs."""
+        """Choose the next step's chunks and give each the blocks it needs. Empty when there is nothing to launch."""
         lengths: dict[Sequence, int] = {}
         budget = self.max_num_batched_tokens
-        by_need = sorted(self.running, key=lambda seq: seq.num_tokens - seq.num_computed_tokens > 1)  # stable
+        by_need = sorted(self.running, key=lambda seq: seq.num_uncomputed_tokens > 1)  # stable
         preempted = False
         for seq in by_need:
-            length = min(seq.num_tokens - seq.num_computed_tokens, budget)
-            if length == 0 or seq.slot < 0:  # out of budget, or preempted for an earlier one just now
+            if seq.slot < 0:  # preempted for an earlier one just now
+                continue
+            length = min(seq.num_uncomputed_tokens, budget)
+            if length == 0:
                 continue
             while not self.blocks.can_grow(seq, seq.num_computed_tokens + length):
                 victim = self.running[-1]
@@ -115,6 +134,7 @@ class Scheduler:
             budget -= length
 
     def _preempt(self, seq: Sequence) -> None:
+        seq.num_preemptions += 1
         self.running.remove(seq)
         self._stop_running(seq)
         self.waiting.appendleft(seq)
@@ -127,12 +147,28 @@ class Scheduler:
 
     @staticmethod
     def _chunk(seq: Sequence, length: int) -> ScheduledChunk:
+        """The chunk of the next `length` tokens, which count as computed from now on."""
         start = seq.num_computed_tokens
         end = start + length
         score_start = max(start + 1, seq.next_score)
         score_end = max(score_start, min(end + 1, seq.num_prompt_tokens))
         samples = end == seq.num_tokens and seq.max_tokens > 0
-        return ScheduledChunk(seq, start, length, samples, score_start, score_end)
+        chunk = ScheduledChunk(
+            seq=seq,
+            start=start,
+            length=length,
+            samples=samples,
+            pending=end > len(seq.token_ids),
+            score_start=score_start,
+            score_end=score_end,
+            num_preemptions=seq.num_preemptions,
+        )
+        seq.num_computed_tokens = end
+        if score_end > score_start:
+            seq.next_score = score_end
+        if samples:
+            seq.num_pending += 1
+        return chunk
 
     def check(self) -> None:
         """Raise AssertionError unless queues, slots and blocks agree. For tests, after every step."""

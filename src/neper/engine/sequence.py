@@ -25,11 +25,13 @@ class Sequence:
 
     Attributes:
         token_ids: the prompt, then the generated tokens.
-        num_computed_tokens: leading tokens whose K/V are in this sequence's blocks.
-        next_score: first prompt position whose score has not been delivered (len(prompt) when all are, or none wanted).
+        num_pending: sampled tokens that are still on the device: launched, but not read yet.
+        num_computed_tokens: leading tokens whose K/V are in this sequence's blocks, or will be by the launched steps.
+        next_score: first prompt position that no launched step scores (len(prompt) when all are, or none wanted).
         block_table: the blocks it holds, in order.
         num_hashed_blocks: leading blocks already offered to the prefix cache.
         slot: its row in per-sequence device tables while it runs, else -1.
+        num_preemptions: how often it has lost its blocks and its slot.
         seed: of its draws; random where the request names none.
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
     """
@@ -38,12 +40,14 @@ class Sequence:
         self.request = request
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.num_pending = 0
         self.num_computed_tokens = 0
         wants_prompt = request.logprobs.prompt_top_k is not None
         self.next_score = request.logprobs.prompt_start if wants_prompt else self.num_prompt_tokens
         self.block_table: list[int] = []
         self.num_hashed_blocks = 0
         self.slot = -1
+        self.num_preemptions = 0
         self.num_cached_tokens = -1
         room = max_model_len - self.num_prompt_tokens
         limit = request.sampling.max_tokens
@@ -56,20 +60,19 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """All tokens, pending ones included."""
+        return len(self.token_ids) + self.num_pending
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that are still to be computed; 0 when the last one of the reply is pending."""
+        if self.num_tokens - self.num_prompt_tokens >= self.max_tokens > 0:
+            return 0
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def scores_left(self) -> bool:
         return self.next_score < self.num_prompt_tokens
-
-    @property
-    def done_without_sampling(self) -> bool:
-        """It wants no tokens, and all the prompt scores that it wants are delivered."""
-        return self.max_tokens == 0 and not self.scores_left
 
     @property
     def max_reusable_tokens(self) -> int:
@@ -81,13 +84,12 @@ class Sequence:
         limit = self.num_tokens - 1
         return min(limit, self.next_score - 1) if self.scores_left else limit
 
-    @property
-    def logit_edits(self) -> LogitEdits:
-        """What is added to single logits now: the bias, and -inf for ids that would end the request too early.
+    def logit_edits(self, num_output_tokens: int) -> LogitEdits:
+        """What is added to single logits for the token after so many: the bias, and -inf for ids that end too early.
 
         Arrays, made once: a request may name every id of the vocabulary, and asks for them at every step.
         """
-        if self.num_output_tokens < self.request.sampling.min_tokens:
+        if num_output_tokens < self.request.sampling.min_tokens:
             return self._bias_and_bans
         return self._bias
 
@@ -103,11 +105,12 @@ class Sequence:
         return LogitEdits(np.concatenate([self._bias.ids, banned]), np.concatenate([self._bias.values, bans]))
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Add a sampled token; returns why the request ends with it, or None."""
+        """Add the first pending token, now that it was read; returns why the request ends with it, or None."""
+        self.num_pending -= 1
         self.token_ids.append(token_id)
         if token_id in self._stop_ids:
             return FinishReason.STOP
-        if self.num_output_tokens >= self.max_tokens:
+        if len(self.token_ids) - self.num_prompt_tokens >= self.max_tokens:
             return FinishReason.LENGTH
         return None
 

@@ -11,18 +11,15 @@ import torch
 from neper import machine
 from neper.config import EngineConfig
 from neper.errors import StartupError
-from neper.models.kv_cache import KVCache
-from neper.models.source import ModelSource
+from neper.models.model_config import ModelConfig
+from neper.ops import backends
 
 logger = logging.getLogger("neper.engine")
-
-_DEFAULT_CACHE_SHARE = 0.25
-_DEFAULT_CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """An EngineConfig with nothing left to choose."""
+    """An EngineConfig with nothing left to choose, but for `num_blocks`: 0 until `cache_size` has found it."""
 
     device: torch.device
     dtype: torch.dtype
@@ -31,12 +28,16 @@ class EngineSettings:
     max_num_batched_tokens: int
     num_blocks: int
     block_size: int
+    gpu_memory_utilization: float
     max_logprobs: int
+    scoring: str
     prefix_caching: bool
+    cuda_graphs: bool
+    overlap: bool
     num_threads: int
 
 
-def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
+def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
     """Choose what `config` left open.
 
     Raises:
@@ -44,69 +45,55 @@ def resolve(config: EngineConfig, source: ModelSource) -> EngineSettings:
     """
     device = choose_device(config.device)
     dtype = getattr(torch, config.dtype) if config.dtype else choose_dtype(device)
-    model_limit = source.config.max_position_embeddings
+    model_limit = model.max_position_embeddings
     max_model_len = config.max_model_len or model_limit
     if max_model_len > model_limit:
         raise StartupError(f"max_model_len {max_model_len} is beyond the model's context of {model_limit} tokens")
     num_threads = choose_threads(config.num_threads)
-    block_bytes = KVCache.bytes_per_block(
-        num_layers=source.config.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=source.config.num_kv_heads,
-        head_dim=source.config.head_dim,
-        dtype=dtype,
-    )
-    cache_bytes = config.kv_cache_memory
-    if cache_bytes is None:
-        cache_bytes = int(min(_DEFAULT_CACHE_BYTES, machine.available_memory() * _DEFAULT_CACHE_SHARE))
-    # No more than all sequences at full length could use, and block 0 is nobody's.
-    per_sequence = -(-max_model_len // config.block_size)
-    num_blocks = min(cache_bytes // block_bytes, per_sequence * config.max_num_seqs + 1)
-    if num_blocks < per_sequence + 1:
-        needed = (per_sequence + 1) * block_bytes
-        if config.max_model_len is not None or num_blocks < 2:
-            raise StartupError(
-                f"a KV cache of {cache_bytes / 2**20:.0f} MiB cannot hold one request of {max_model_len} tokens, which "
-                f"takes {needed / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
-            )
-        max_model_len = (num_blocks - 1) * config.block_size
-        logger.warning(
-            "max_model_len lowered to %d: the KV cache of %.0f MiB holds no more (the model's %d would take %.0f MiB)",
-            max_model_len,
-            cache_bytes / 2**20,
-            model_limit,
-            needed / 2**20,
-        )
+    on_gpu = device.type == "cuda"
+    kernels = backends.sampling(device, model.vocab_size)
     settings = EngineSettings(
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs or (256 if on_gpu else 64),
+        max_num_batched_tokens=config.max_num_batched_tokens or (8192 if on_gpu else 512),
+        num_blocks=0,
         block_size=config.block_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         max_logprobs=config.max_logprobs,
+        scoring=choose_scoring(config.scoring, device, kernels),
         prefix_caching=config.prefix_caching,
+        cuda_graphs=config.cuda_graphs and on_gpu and kernels.name == "triton",
+        overlap=on_gpu if config.overlap is None else config.overlap,
         num_threads=num_threads,
     )
     logger.info(
-        "device %s, %s, %d threads, context %d, KV cache %d blocks of %d tokens (%.0f MiB), prefix caching %s",
+        "device %s, %s, %d threads, scoring on the %s, CUDA graphs %s, overlap %s",
         device,
         str(dtype).removeprefix("torch."),
         num_threads,
-        max_model_len,
-        num_blocks - 1,
-        config.block_size,
-        num_blocks * block_bytes / 2**20,
-        "on" if config.prefix_caching else "off",
+        settings.scoring,
+        "on" if settings.cuda_graphs else "off",
+        "on" if settings.overlap else "off",
     )
     return settings
+
+
+def choose_scoring(asked: str | None, device: torch.device, kernels: backends.Backend) -> str:
+    """Where logprobs are computed, "device" or "host": the host where a GPU lacks the kernels, else as asked for."""
+    if device.type == "cpu" or kernels.name == "triton":
+        return asked or "device"
+    if asked == "device":
+        raise StartupError(f"scoring cannot be done on {device} ({kernels.why}); use scoring host")
+    logger.warning("logprobs are computed on the host, from whole rows of logits: %s", kernels.why)
+    return "host"
 
 
 def choose_device(name: str | None) -> torch.device:
     """The device by that name, or the best there is; StartupError where it is not known or not there."""
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -118,7 +105,8 @@ def choose_device(name: str | None) -> torch.device:
         raise StartupError(
             f"device {name} was asked for, but torch sees {count or 'no'} CUDA devices; use --device cpu"
         )
-    return device
+    # An index, always: what is current is a thread's own affair.
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from neper.models.kv_cache import KVCache
-from neper.models.layers import MLP, Attention, Linear, RMSNorm, Rotary, RotaryEmbedding
+from neper.models.layers import MLP, Attention, Linear, RMSNorm, rotary_table
 from neper.models.model_config import ModelConfig
+from neper.ops import backends
 from neper.ops.attention import AttentionInputs
+from neper.ops.fused import embed
+from neper.ops.linear import allocate_scratch
 
 
 class DecoderLayer:
@@ -23,11 +25,21 @@ class DecoderLayer:
         self.mlp = MLP(config, dtype=dtype, device=device)
 
     def __call__(
-        self, hidden: Tensor, rotary: Rotary, k_cache: Tensor, v_cache: Tensor, attention: AttentionInputs
+        self,
+        hidden: Tensor,
+        delta: Tensor | None,
+        rotary: Tensor,
+        cache: tuple[Tensor, Tensor],
+        attention: AttentionInputs,
     ) -> Tensor:
-        """hidden [T, hidden_size] → [T, hidden_size]."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, k_cache, v_cache, attention)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        """One layer over the residual stream `hidden` [T, hidden_size], which it changes in place.
+
+        `delta`: what the layer before has left to be added; None before the first. Returns what this one leaves.
+        """
+        norm = self.input_layernorm
+        x = norm(hidden) if delta is None else norm.add(hidden, delta)
+        delta = self.self_attn(x, rotary, *cache, attention)
+        return self.mlp(self.post_attention_layernorm.add(hidden, delta))
 
 
 class Decoder:
@@ -44,7 +56,7 @@ class Decoder:
         self.embed_tokens = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.rotary_emb = RotaryEmbedding(config, dtype=dtype, device=device)
+        self._rotary = torch.empty(0, config.head_dim, device=device)
         self.lm_head = Linear(
             config.hidden_size,
             {"lm_head": config.vocab_size},
@@ -54,26 +66,67 @@ class Decoder:
             weight=self.embed_tokens if config.tie_word_embeddings else None,
         )
 
-    def forward(self, input_ids: Tensor, positions: Tensor, kv_cache: KVCache, attention: AttentionInputs) -> Tensor:
+    def prepare(self, num_positions: int) -> None:
+        """Make the rotary table for so many positions, and what the kernels for few rows work on."""
+        if len(self._rotary) < num_positions:
+            self._rotary = rotary_table(self.config, num_positions, self.device)
+        linears = self._linears()
+        if linears[0].scratch is None:
+            scratch = allocate_scratch(max(linear.num_rows for linear in linears), self.dtype, self.device)
+            for linear in linears:
+                linear.scratch = scratch
+
+    def warm_up(self, block_size: int) -> None:
+        """Compile what steps over a cache of such blocks need; nothing where torch computes."""
+        config = self.config
+        if backends.attention(self.device).name == "triton":
+            from neper.ops import attention_triton
+
+            attention_triton.warm_up(
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                block_size,
+                self.dtype,
+                self.device,
+                normed=config.qk_norm,
+            )
+        if backends.fused(self.device).name == "triton":
+            from neper.ops import fused_triton
+
+            fused_triton.warm_up(config.hidden_size, config.intermediate_size, self.dtype, self.device)
+        if self.lm_head.scratch is not None:
+            from neper.ops import linear_triton
+
+            first = self.layers[0]
+            gate_up = first.mlp.gate_up_proj
+            plain = (first.self_attn.qkv_proj, first.self_attn.o_proj, first.mlp.down_proj, self.lm_head)
+            weights = [(gate_up.weight, gate_up.bias is None), *((linear.weight, False) for linear in plain)]
+            linear_triton.warm_up(weights, linear_triton.BUCKETS, self.device)
+
+    def forward(
+        self, token_ids: Tensor, kv_cache: KVCache, attention: AttentionInputs, last_tokens: Tensor | None = None
+    ) -> Tensor:
         """Hidden states of a step's tokens, after the final norm; their keys and values stay in `kv_cache`.
 
         Args:
-            input_ids: [T] int64, the tokens of all sequences of the step, one after the other.
-            positions: [T] int64, each token's position in its own sequence.
-            attention: where each token's keys and values go, and what it sees.
+            token_ids: [T] int32, the tokens of all sequences of the step, one after the other; -1 - slot stands for a
+                token in `last_tokens` [slots] int32.
+            attention: where each token's keys and values go, and what it sees. Positions lie below the number that
+                `prepare` was given.
 
         Returns:
             [T, hidden_size] in the model's dtype.
         """
-        hidden = F.embedding(input_ids, self.embed_tokens)
-        rotary = self.rotary_emb(positions)
-        for layer, (k_cache, v_cache) in zip(self.layers, kv_cache.layers, strict=True):
-            hidden = layer(hidden, rotary, k_cache, v_cache, attention)
-        return self.norm(hidden)
+        hidden = embed(token_ids, self.embed_tokens, last_tokens)
+        delta: Tensor | None = None
+        for layer, cache in zip(self.layers, kv_cache.layers, strict=True):
+            delta = layer(hidden, delta, self._rotary, cache, attention)
+        return self.norm(hidden) if delta is None else self.norm.add(hidden, delta)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden_size] from `forward` → [R, vocab_size] in the model's dtype."""
-        return self.lm_head(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [R, hidden_size] from `forward` → [R, vocab_size] in the model's dtype; in `out` where it is given."""
+        return self.lm_head(hidden, out)
 
     def weight_slots(self) -> dict[str, Tensor]:
         """The Hugging Face name of every weight → the tensor to copy it into. Gone after `prepack`."""
@@ -91,7 +144,9 @@ class Decoder:
 
     def prepack(self) -> None:
         """Reorder the loaded linear weights for the device, one at a time; see `Linear`."""
-        for layer in self.layers:
-            layer.self_attn.prepack()
-            layer.mlp.prepack()
-        self.lm_head.prepack()
+        for linear in self._linears():
+            linear.prepack()
+
+    def _linears(self) -> list[Linear]:
+        linears = [linear for layer in self.layers for linear in (*layer.self_attn.linears, *layer.mlp.linears)]
+        return [*linears, self.lm_head]

@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from neper.models.model_config import ModelConfig
-from neper.ops.attention import AttentionInputs, paged_attention, write_kv
+from neper.ops.attention import AttentionInputs, attend
+from neper.ops.fused import add_rms_norm, rms_norm, silu_mul
+from neper.ops.linear import gate_up_silu, linear
+
+if TYPE_CHECKING:  # it needs Triton
+    from neper.ops.linear_triton import LinearScratch
 
 Slots = Iterator[tuple[str, Tensor]]
-Rotary = tuple[Tensor, Tensor]
 
 
 @cache
@@ -41,12 +44,15 @@ class RMSNorm:
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
-        self.shape = (size,)
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., size] → the same shape and dtype."""
-        return F.rms_norm(x, self.shape, None, self.eps) * self.weight
+        """[T, size] → the same shape and dtype."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, hidden: Tensor, delta: Tensor) -> Tensor:
+        """hidden += delta in place; the norm of what it then holds."""
+        return add_rms_norm(hidden, delta, self.weight, self.eps)
 
     def slots(self, prefix: str) -> Slots:
         yield f"{prefix}.weight", self.weight
@@ -57,6 +63,9 @@ class Linear:
 
     A bfloat16 weight on a CPU is reordered once for oneDNN by `prepack`: a decode step of a 135M model took 12 ms
     instead of 17.5 ms with one row, 13 instead of 22 ms with eight.
+
+    Attributes:
+        scratch: for the kernels that multiply few rows; without it torch does.
     """
 
     def __init__(
@@ -71,17 +80,25 @@ class Linear:
     ) -> None:
         rows = sum(parts.values())
         self.parts = dict(parts)
+        self.num_rows = rows
         self.weight = torch.empty(rows, in_features, dtype=dtype, device=device) if weight is None else weight
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
         self.prepacked = False
+        self.scratch: LinearScratch | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in_features] → [T, rows]."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, in_features] → [T, rows]; in `out` where it is given."""
         if self.prepacked:
-            packed: Any = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            out: Tensor = packed
-            return out
-        return F.linear(x, self.weight, self.bias)
+            made: Any = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            packed: Tensor = made
+            return packed if out is None else out.copy_(packed)
+        return linear(x, self.weight, self.bias, out=out, scratch=self.scratch)
+
+    def gate_up_silu(self, x: Tensor) -> Tensor:
+        """silu(gate) * up of the product, whose first half of rows is the gate: [T, in_features] → [T, rows / 2]."""
+        if self.prepacked:
+            return silu_mul(self(x))
+        return gate_up_silu(x, self.weight, self.bias, scratch=self.scratch)
 
     def slots(self, prefix: str) -> Slots:
         start = 0
@@ -100,22 +117,10 @@ class Linear:
             self.prepacked = True
 
 
-class RotaryEmbedding:
-    """Cosines and sines of token positions. Angles are float32; the results have the model's dtype."""
-
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
-        self.inverse_frequencies = inverse_frequencies(config).to(device)
-
-    def __call__(self, positions: Tensor) -> Rotary:
-        """positions [T] int64 → cos, sin [T, 1, head_dim]; the first half of sin is negated (see `rotate`)."""
-        # A step computes them once, for its own tokens: five small operations, no table, no longest position.
-        angles = positions[:, None].float() * self.inverse_frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return (
-            torch.cat((cos, cos), dim=-1).to(self.dtype)[:, None],
-            torch.cat((-sin, sin), dim=-1).to(self.dtype)[:, None],
-        )
+def rotary_table(config: ModelConfig, num_positions: int, device: torch.device) -> Tensor:
+    """[num_positions, head_dim] float32: the cosines of a position's head_dim / 2 angles, then their sines."""
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(config)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
@@ -132,12 +137,6 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
     return torch.where(turns > scaling.high_freq_factor, plain, scaled)
 
 
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate x [T, heads, head_dim] by its positions: x * cos + (second half, first half) * (-sin, sin)."""
-    cos, sin = rotary
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
-
-
 class Attention:
     """Grouped-query attention over the paged cache, with one linear layer for queries, keys and values."""
 
@@ -146,6 +145,7 @@ class Attention:
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.eps = config.rms_norm_eps
         self.window = config.sliding_windows[layer]
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
@@ -158,18 +158,23 @@ class Attention:
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
 
     def __call__(
-        self, x: Tensor, rotary: Rotary, k_cache: Tensor, v_cache: Tensor, attention: AttentionInputs
+        self, x: Tensor, rotary: Tensor, k_cache: Tensor, v_cache: Tensor, attention: AttentionInputs
     ) -> Tensor:
         """x [T, hidden_size] → [T, hidden_size]; the tokens' keys and values are written to the cache first."""
-        heads, all_heads = self.num_heads, self.num_heads + self.num_kv_heads
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        qk = qkv[:, :all_heads]
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
-        qk = rotate(qk, rotary)
-        write_kv(k_cache, v_cache, qk[:, heads:], qkv[:, all_heads:], attention.slot_mapping)
-        out = paged_attention(qk[:, :heads], k_cache, v_cache, attention, scale=self.scale, window=self.window)
-        return self.o_proj(out.reshape(x.shape[0], -1))
+        out = attend(
+            self.qkv_proj(x),
+            k_cache,
+            v_cache,
+            attention,
+            num_heads=self.num_heads,
+            rotary=rotary,
+            q_norm=self.q_norm.weight if self.q_norm is not None else None,
+            k_norm=self.k_norm.weight if self.k_norm is not None else None,
+            eps=self.eps,
+            scale=self.scale,
+            window=self.window,
+        )
+        return self.o_proj(out)
 
     def slots(self, prefix: str) -> Slots:
         yield from self.qkv_proj.slots(prefix)
@@ -178,9 +183,9 @@ class Attention:
             yield from self.q_norm.slots(f"{prefix}.q_norm")
             yield from self.k_norm.slots(f"{prefix}.k_norm")
 
-    def prepack(self) -> None:
-        self.qkv_proj.prepack()
-        self.o_proj.prepack()
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv_proj, self.o_proj
 
 
 class MLP:
@@ -194,13 +199,12 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(self.gate_up_proj.gate_up_silu(x))
 
     def slots(self, prefix: str) -> Slots:
         yield from self.gate_up_proj.slots(prefix)
         yield from self.down_proj.slots(prefix)
 
-    def prepack(self) -> None:
-        self.gate_up_proj.prepack()
-        self.down_proj.prepack()
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.gate_up_proj, self.down_proj

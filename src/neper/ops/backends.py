@@ -26,21 +26,42 @@ def scoring(device: torch.device | str) -> Backend:
     The kernels are plain Triton: CUDA and ROCm (both "cuda" to torch) and XPU. Vocabularies beyond 2^20 and logits
     whose columns are not contiguous take the reference on the same device, as do lists of more than 64 ids.
     """
-    return _scoring(torch.device(device).type)
+    return _backend(device, "kernels that read each logit once; lists of more than 64 ids take the reference")
+
+
+def sampling(device: torch.device | str, vocab_size: int) -> Backend:
+    """What chooses and packs an engine's next tokens on `device`, for logits of `vocab_size` ids."""
+    if vocab_size > MAX_KERNEL_VOCAB:
+        return Backend("reference", f"plain torch operations: a vocabulary of {vocab_size} is beyond the kernels' 2^20")
+    return _backend(device, "kernels on buffers that exist from the start")
+
+
+def attention(device: torch.device | str) -> Backend:
+    """What computes attention on `device`. Heads wider than 256 take the reference everywhere."""
+    return _backend(device, "kernels that norm, rotate, write and attend; heads wider than 256 take the reference")
+
+
+def fused(device: torch.device | str) -> Backend:
+    """What computes the small operations between matrix products on `device`; see `neper.ops.fused`."""
+    return _backend(device, "one kernel an operation")
+
+
+def linear(device: torch.device | str) -> Backend:
+    """What multiplies few rows with weights on `device`; see `neper.ops.linear`."""
+    return _backend(device, "kernels for up to 64 rows where they are measured to be quicker, else torch")
+
+
+def _backend(device: torch.device | str, kernels: str) -> Backend:
+    return _of_kind(torch.device(device).type, kernels)
 
 
 @cache
-def _scoring(kind: str) -> Backend:
+def _of_kind(kind: str, kernels: str) -> Backend:
     if kind not in ("cuda", "xpu"):
         return Backend("reference", "plain torch operations")
     if find_spec("triton") is None:
         return Backend("reference", "plain torch operations, slower here: Triton is not installed")
-    return Backend("triton", "kernels that read each logit once; lists of more than 64 ids take the reference")
-
-
-def attention(device: torch.device | str) -> Backend:
-    """What computes attention on `device`."""
-    return Backend("reference", "plain torch operations")
+    return Backend("triton", kernels)
 
 
 def chosen(device: torch.device | str) -> dict[str, Backend]:

@@ -13,18 +13,18 @@ def pack_tokens(token_ids: Tensor, valid: Tensor) -> Tensor:
     return torch.stack([token_ids.int(), valid.int()], 1).view(-1)
 
 
-def pack_scores(token_ids: Tensor, scores: TokenLogprobs, top_k: int) -> Tensor:
+def pack_scores(token_ids: Tensor, scores: TokenLogprobs, top_k: int, out: Tensor | None = None) -> Tensor:
     """Rows with scores: `[id, rank, logprob bits, top_k ids, top_k logprob bits]` words, flat int32.
 
-    `scores` may list more than top_k alternatives: the first top_k are taken.
+    `scores` may list more than top_k alternatives: the first top_k are taken. `out`: flat int32 words to write to.
     """
-    return torch.cat(
-        [
-            token_ids.int().unsqueeze(1),
-            scores.rank.unsqueeze(1),
-            scores.logprob.view(torch.int32).unsqueeze(1),
-            scores.top_ids[:, :top_k],
-            scores.top_logprobs.contiguous().view(torch.int32)[:, :top_k],
-        ],
-        1,
-    ).view(-1)
+    count, width = len(token_ids), 3 + 2 * top_k
+    if out is None:
+        out = torch.empty(count * width, dtype=torch.int32, device=token_ids.device)
+    words = out.view(count, width)
+    words[:, 0] = token_ids
+    words[:, 1] = scores.rank
+    words[:, 2] = scores.logprob.view(torch.int32)
+    words[:, 3 : 3 + top_k] = scores.top_ids[:, :top_k]
+    words[:, 3 + top_k :] = scores.top_logprobs[:, :top_k].view(torch.int32)
+    return out

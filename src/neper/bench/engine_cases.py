@@ -1,0 +1,159 @@
+"""What `neper bench engine` measures: the cases, how many of each, and the requests that they are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+from neper.types import LogprobParams, Request, SamplingParams
+
+PARTS = ("matrix", "mixed", "overhead", "floor", "prompt", "steps", "host")
+"""In the order in which they run. Profiling comes after what is timed: a profiler that was once on may stay felt."""
+TEMPERATURE, TOP_P = 0.8, 0.95
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the requests of one batch ask for.
+
+    Attributes:
+        top_k: alternatives a token; 0 = the token alone, None = no scores.
+        sampled: drawn at a temperature instead of greedy.
+        asking: how many of the batch want scores; None = all.
+        again: the same as without it: how far repetitions of one case lie apart.
+    """
+
+    top_k: int | None
+    sampled: bool = False
+    asking: int | None = None
+    again: bool = False
+
+    def __str__(self) -> str:
+        name = "off" if self.top_k is None else f"k={self.top_k}"
+        if self.asking is not None:
+            name += f" for {self.asking}"
+        return name + ", sampled" * self.sampled + " again" * self.again
+
+
+OFF = Case(None)
+OFF_AGAIN = Case(None, again=True)
+SAMPLED_OFF = Case(None, sampled=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much a run measures.
+
+    Attributes:
+        concurrency: requests of a batch.
+        top_ks: of the matrix, beside no scores; the last one is what mixed and sampled batches, and the steps, ask for.
+        prompt, reply: tokens of each request.
+        rounds: batches of each case.
+        mixed: sizes of the batches in which one request asks.
+        host_rounds, host_reply, host_seconds: fallback scoring: rounds, the longest reply, and how long a batch may
+            take: the reply is cut for it.
+        prompt_lengths, prompt_top_k: of scored prompts. memory_length: of the one whose memory is measured.
+        overhead_at, steps_at: batch sizes of the engine's overhead, and of the steps that are profiled.
+        profiled: steps in a profile.
+        replays: of the decode graphs alone, in a sample.
+        copy_bytes: bytes of the copy that the floor comes from.
+        step_tokens: of a step on a GPU, at most; more where the prompts of a batch need it.
+    """
+
+    concurrency: tuple[int, ...] = (1, 8, 32, 64)
+    top_ks: tuple[int, ...] = (0, 1, 5, 20)
+    prompt: int = 128
+    reply: int = 256
+    rounds: int = 5
+    mixed: tuple[int, ...] = (8, 32)
+    host_rounds: int = 2
+    host_reply: int = 64
+    host_seconds: float = 2.5
+    prompt_lengths: tuple[int, ...] = (1024, 8192)
+    prompt_top_k: int = 5
+    memory_length: int = 32_768
+    overhead_at: tuple[int, ...] = (1, 32)
+    steps_at: tuple[int, ...] = (1, 32)
+    profiled: int = 8
+    replays: int = 50
+    copy_bytes: int = 2**30
+    step_tokens: int = 8192
+
+    @property
+    def top_k(self) -> int:
+        return self.top_ks[-1]
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """Of the matrix, in the order in which they take turns; no scores come first and last."""
+        scored = tuple(Case(top_k) for top_k in self.top_ks)
+        return (OFF, *scored, SAMPLED_OFF, Case(self.top_k, sampled=True), OFF_AGAIN)
+
+    def fitted(
+        self, *, max_model_len: int, rounds: int | None = None, concurrency: tuple[int, ...] | None = None
+    ) -> Plan:
+        """This plan with other numbers of rounds and requests, and without what a model's context cannot hold."""
+        sizes = concurrency or self.concurrency
+        largest = max(sizes)
+        changes: dict[str, object] = {
+            "concurrency": sizes,
+            "rounds": rounds or self.rounds,
+            "host_rounds": min(self.host_rounds, rounds or self.rounds),
+            "prompt_lengths": tuple(n for n in self.prompt_lengths if n < max_model_len),
+            "memory_length": self.memory_length if self.memory_length < max_model_len else 0,
+        }
+        for name in ("mixed", "overhead_at", "steps_at"):
+            changes[name] = tuple(size for size in getattr(self, name) if size <= largest)
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+FULL = Plan()
+QUICK = Plan(
+    concurrency=(1, 8),
+    top_ks=(0, 20),
+    prompt=32,
+    reply=16,
+    rounds=2,
+    mixed=(8,),
+    host_rounds=1,
+    host_reply=8,
+    prompt_lengths=(256,),
+    memory_length=2048,
+    overhead_at=(1,),
+    steps_at=(8,),
+    profiled=4,
+    replays=10,
+    copy_bytes=2**28,
+)
+
+
+def requests(case: Case, count: int, *, prompt: int, reply: int, vocab_size: int, seed: int) -> list[Request]:
+    """A batch of `count` requests with random prompts; the same seed gives the same ones, whatever the case."""
+    generator = random.Random(seed)
+    asking = count if case.asking is None else case.asking
+    return [
+        Request(
+            request_id=f"{seed}-{number}",
+            prompt_token_ids=generator.choices(range(vocab_size), k=prompt),
+            sampling=SamplingParams(
+                temperature=TEMPERATURE if case.sampled else 0.0,
+                top_p=TOP_P if case.sampled else 1.0,
+                seed=number,
+                max_tokens=reply,
+                ignore_eos=True,
+            ),
+            logprobs=LogprobParams(top_k=case.top_k if number < asking else None),
+        )
+        for number in range(count)
+    ]
+
+
+def prompt_request(length: int, top_k: int | None, *, vocab_size: int, seed: int) -> Request:
+    """A request that generates one token, with or without scores of its prompt."""
+    return Request(
+        request_id=f"prompt-{seed}",
+        prompt_token_ids=random.Random(seed).choices(range(vocab_size), k=length),
+        sampling=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
+        logprobs=LogprobParams(prompt_top_k=top_k),
+    )

@@ -1,0 +1,125 @@
+"""The engine under measurement: made for what a plan needs, held one at a time, and driven batch by batch."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from neper.bench import engine_cases, engine_probes
+from neper.bench.engine_cases import Case, Plan
+from neper.bench.engine_drive import Batch, run_batch
+from neper.config import EngineConfig
+from neper.engine.core import EngineCore
+from neper.errors import StartupError
+from neper.models.decoder import Decoder
+from neper.models.source import ModelSource
+from neper.ops import backends
+from neper.progress import ProgressLine
+from neper.types import Request
+
+_SPARE_BLOCKS = 8
+
+
+class OutOfTime(Exception):
+    """The time limit is over: nothing new is begun."""
+
+
+@dataclass
+class Rig:
+    """A model on a device, the engine that runs it, and how long that may go on.
+
+    Attributes:
+        deadline: of time.perf_counter; None = no end.
+        seed: of the next batch's prompts.
+        backend_names: what each family of ops is computed with, for people.
+    """
+
+    source: ModelSource
+    decoder: Decoder
+    device: torch.device
+    dtype: torch.dtype
+    plan: Plan
+    progress: ProgressLine
+    deadline: float | None = None
+    seed: int = 0
+    backend_names: dict[str, str] = field(default_factory=dict)
+    _core: EngineCore | None = None
+    _scoring: str = ""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def card(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
+
+    def check_time(self) -> None:
+        """Raises OutOfTime after the deadline."""
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            raise OutOfTime
+
+    def engine(self, scoring: str) -> EngineCore:
+        """The engine that scores on the `device` or on the `host`; another one is given up for it."""
+        self.check_time()
+        if self._core is None or self._scoring != scoring:
+            self.drop_engine()
+            self.progress(0, 1, f"starting an engine that scores on the {scoring}")
+            self._core, self._scoring = EngineCore(self._config(scoring), self.source, decoder=self.decoder), scoring
+            self.backend_names = {family: chosen.name for family, chosen in backends.chosen(self.device).items()}
+        return self._core
+
+    def drop_engine(self) -> None:
+        """Give the engine's memory back; after a failure, the requests that it still holds as well."""
+        self._core = None
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def requests(self, case: Case, count: int, reply: int) -> list[Request]:
+        """A batch with the prompts of the seed."""
+        vocab_size = self.source.config.vocab_size
+        return engine_cases.requests(
+            case, count, prompt=self.plan.prompt, reply=reply, vocab_size=vocab_size, seed=self.seed
+        )
+
+    def batch(self, core: EngineCore, case: Case, count: int, reply: int) -> Batch:
+        """`count` requests with replies of `reply` tokens, and the prompts of the seed."""
+        self.check_time()
+        return run_batch(core, self.requests(case, count, reply))
+
+    def prompt(self, core: EngineCore, length: int, top_k: int | None) -> Batch:
+        """One prompt, with or without its scores, and one token."""
+        self.check_time()
+        vocab_size = self.source.config.vocab_size
+        return run_batch(core, [engine_cases.prompt_request(length, top_k, vocab_size=vocab_size, seed=self.seed)])
+
+    def _config(self, scoring: str) -> EngineConfig:
+        plan, block_size = self.plan, EngineConfig.block_size
+        rows = max(plan.concurrency)
+        prompts = (*plan.prompt_lengths, plan.memory_length if self.on_gpu else 0)
+        longest = max(plan.prompt + plan.reply, *(length + 1 for length in prompts))
+        if longest > self.source.model_max_length:
+            raise StartupError(
+                f"bench engine: prompt and reply take {longest} tokens, and {self.source.name} has a context of "
+                f"{self.source.model_max_length}; --quick takes less"
+            )
+        # An engine that launches ahead may hold a block more than its tokens need.
+        blocks = max(rows * (-(-(plan.prompt + plan.reply) // block_size) + 1), -(-longest // block_size) + 1)
+        token_bytes = engine_probes.kv_bytes_per_token(self.source.config, self.dtype.itemsize)
+        return EngineConfig(
+            model=self.source.name,
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            max_model_len=longest,
+            max_num_seqs=rows,
+            # The prompts of a batch must fit into one step: requests that start together decode together.
+            max_num_batched_tokens=max(rows * plan.prompt, plan.step_tokens if self.on_gpu else 1),
+            kv_cache_memory=(blocks + _SPARE_BLOCKS) * block_size * token_bytes,
+            max_logprobs=max(*plan.top_ks, plan.prompt_top_k),
+            scoring=scoring,
+            prefix_caching=False,
+        )

@@ -1,0 +1,156 @@
+"""How many blocks the KV cache gets: a share of a CPU's memory, or what a measured worst step leaves of a GPU's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from neper import machine
+from neper.engine.scheduler import ScheduledChunk, StepPlan
+from neper.engine.sequence import Sequence
+from neper.engine.settings import EngineSettings
+from neper.errors import StartupError
+from neper.machine import format_size
+from neper.models.kv_cache import KVCache
+from neper.models.model_config import ModelConfig
+from neper.types import LogprobParams, Request, SamplingParams
+
+logger = logging.getLogger("neper.engine")
+
+_CPU_SHARE = 0.25
+_CPU_BYTES = 2**30
+
+
+def block_bytes(model: ModelConfig, settings: EngineSettings) -> int:
+    """Bytes of one block over all layers."""
+    return KVCache.bytes_per_block(
+        num_layers=model.num_layers,
+        block_size=settings.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=settings.dtype,
+    )
+
+
+def make_cache(model: ModelConfig, settings: EngineSettings, num_blocks: int) -> KVCache:
+    return KVCache(
+        num_layers=model.num_layers,
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=settings.dtype,
+        device=settings.device,
+    )
+
+
+def on_cpu() -> int:
+    """Bytes for the cache where nobody said how many."""
+    return int(min(_CPU_BYTES, machine.available_memory() * _CPU_SHARE))
+
+
+def on_gpu(settings: EngineSettings, model: ModelConfig, worst_step: Callable[[KVCache], None]) -> int:
+    """Bytes that the engine may still take for the cache, when everything else of it exists.
+
+    Args:
+        worst_step: runs the step that takes the most memory, over a cache of one block.
+
+    Raises:
+        StartupError: nothing is left.
+    """
+    device = settings.device
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    worst_step(make_cache(model, settings, 1))
+    torch.cuda.synchronize(device)
+    needed = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(total * settings.gpu_memory_utilization)
+    left = min(free, allowed - (total - free)) - needed
+    logger.info(
+        "%s: %s of %s in use, a step takes up to %s more, %s are left for the KV cache",
+        device,
+        format_size(total - free),
+        format_size(total),
+        format_size(needed),
+        format_size(max(0, left)),
+    )
+    if left <= 0:
+        raise StartupError(
+            f"no memory for the KV cache: {format_size(-left)} are missing for a step of "
+            f"{settings.max_num_batched_tokens} tokens alone; lower max_num_batched_tokens or max_num_seqs, or raise "
+            "gpu_memory_utilization"
+        )
+    return left
+
+
+def fit(settings: EngineSettings, model: ModelConfig, cache_bytes: int, *, lower_context: bool) -> EngineSettings:
+    """Settings with `num_blocks` for a cache of so many bytes; a context that does not fit is lowered, if that may be.
+
+    Raises:
+        StartupError: the cache cannot hold a request of the longest context.
+    """
+    each = block_bytes(model, settings)
+    # No more than all sequences at full length could use, and block 0 is nobody's.
+    per_sequence = -(-settings.max_model_len // settings.block_size)
+    num_blocks = min(cache_bytes // each, per_sequence * settings.max_num_seqs + 1)
+    max_model_len = settings.max_model_len
+    if num_blocks < per_sequence + 1:
+        needed = (per_sequence + 1) * each
+        if not lower_context or num_blocks < 2:
+            raise StartupError(
+                f"a KV cache of {cache_bytes / 2**20:.0f} MiB cannot hold one request of {max_model_len} tokens, which "
+                f"takes {needed / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+            )
+        max_model_len = (num_blocks - 1) * settings.block_size
+        logger.warning(
+            "max_model_len lowered to %d: the KV cache of %.0f MiB holds no more (the model's %d would take %.0f MiB)",
+            max_model_len,
+            cache_bytes / 2**20,
+            settings.max_model_len,
+            needed / 2**20,
+        )
+    logger.info(
+        "context %d, KV cache %d blocks of %d tokens (%.0f MiB), prefix caching %s",
+        max_model_len,
+        num_blocks - 1,
+        settings.block_size,
+        num_blocks * each / 2**20,
+        "on" if settings.prefix_caching else "off",
+    )
+    return replace(settings, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def worst_plan(settings: EngineSettings) -> StepPlan:
+    """A step of as many tokens as fit, all scored with the longest lists, whose blocks are all the null block."""
+    length = min(settings.max_num_batched_tokens, settings.max_model_len)
+    chunks = []
+    for slot in range(min(settings.max_num_seqs, settings.max_num_batched_tokens // length)):
+        request = Request(
+            request_id=str(slot),
+            prompt_token_ids=[0] * length,
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            logprobs=LogprobParams(top_k=settings.max_logprobs, prompt_top_k=settings.max_logprobs),
+        )
+        seq = Sequence(request, settings.max_model_len)
+        seq.slot = slot
+        seq.block_table = [0] * -(-length // settings.block_size)
+        chunks.append(
+            ScheduledChunk(
+                seq=seq,
+                start=0,
+                length=length,
+                samples=True,
+                pending=False,
+                score_start=1,
+                score_end=length,
+                num_preemptions=0,
+            )
+        )
+    return StepPlan(tuple(chunks))

@@ -1,0 +1,147 @@
+"""Builds what runs steps: weights, buffers, KV cache, compiled kernels, CUDA graphs. What fails says what to change."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from neper.config import EngineConfig
+from neper.engine import cache_size, memory, settings
+from neper.engine.allocator import keep_freed_memory
+from neper.engine.batch import BatchBuilder, row_buckets
+from neper.engine.inputs import InputBuffers, Layout
+from neper.engine.penalties import PenaltyTables
+from neper.engine.readback import Readback
+from neper.engine.reference_sampler import ReferenceSampler
+from neper.engine.runner import ModelRunner
+from neper.engine.settings import EngineSettings
+from neper.models import registry
+from neper.models.decoder import Decoder
+from neper.models.kv_cache import KVCache
+from neper.models.model_config import ModelConfig
+from neper.models.source import ModelSource
+from neper.ops import attention, backends, warm_up
+from neper.types import Progress, packed_width
+
+logger = logging.getLogger("neper.engine")
+
+
+def build(
+    config: EngineConfig, source: ModelSource, decoder: Decoder | None = None, progress: Progress | None = None
+) -> tuple[EngineSettings, ModelRunner]:
+    """A runner for `config`, and the settings that it was built for.
+
+    Args:
+        decoder: a loaded model to use; None = load the source's.
+
+    Raises:
+        StartupError: a setting that the machine or the model cannot meet, or too little memory.
+    """
+    chosen, model = settings.resolve(config, source.config), source.config
+    if chosen.device.type == "cpu":
+        torch.set_num_threads(chosen.num_threads)
+        keep_freed_memory()
+    else:
+        torch.cuda.set_device(chosen.device)
+    for family, backend in backends.chosen(chosen.device).items():
+        logger.info("%s: %s (%s)", family, backend.name, backend.why)
+    if decoder is None:
+        decoder = registry.load(source, dtype=chosen.dtype, device=chosen.device, progress=progress)
+    decoder.prepare(chosen.max_model_len)
+    if chosen.device.type != "cpu":
+        started = time.monotonic()
+        _compile(decoder, chosen)
+        logger.info("compiled the kernels in %.1f s; they are kept for the next start", time.monotonic() - started)
+    runner = _runner(decoder, chosen, model)
+    chosen = _with_cache(runner, config, chosen, model)
+    if chosen.cuda_graphs:
+        started = time.monotonic()
+        runner.capture(row_buckets(chosen.max_num_seqs), progress)
+        logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
+    return chosen, runner
+
+
+def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
+    """Compile what requests will need, so that none waits for it."""
+    vocab_size = decoder.config.vocab_size
+    decoder.warm_up(chosen.block_size)
+    if chosen.scoring == "device":
+        warm_up(vocab_size=vocab_size, dtype=chosen.dtype, max_top_k=chosen.max_logprobs, device=chosen.device)
+    if backends.sampling(chosen.device, vocab_size).name == "triton":
+        from neper.ops import packing_triton, sampling_triton
+
+        logits = torch.zeros(2, vocab_size, dtype=chosen.dtype, device=chosen.device)
+        sampling_triton.warm_up(logits)
+        packing_triton.warm_up(vocab_size, chosen.device)
+
+
+def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> ModelRunner:
+    """A runner with all its buffers, but without a cache."""
+    device = chosen.device
+    on_host = chosen.scoring == "host"
+    kernels = backends.sampling(device, model.vocab_size).name == "triton"
+    buckets = row_buckets(chosen.max_num_seqs) if kernels else []
+    max_rows = chosen.max_num_seqs
+    tokens = max(chosen.max_num_batched_tokens, max_rows)
+    capacity = Layout(
+        rows=max_rows,
+        tokens=tokens,
+        seqs=max_rows,
+        targets=chosen.max_num_batched_tokens,
+        tiles=-(-tokens // attention.QUERY_TILE) + max_rows,
+        width=-(-chosen.max_model_len // chosen.block_size),
+    )
+    builder = BatchBuilder(
+        InputBuffers(capacity, device),
+        block_size=chosen.block_size,
+        vocab_size=model.vocab_size,
+        scores_on_device=not on_host,
+        buckets=buckets,
+        scratch=attention.allocate_scratch(max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device),
+    )
+    # Every row and every prompt position with the longest list.
+    max_words = (max_rows + chosen.max_num_batched_tokens) * packed_width(chosen.max_logprobs)
+    readback = Readback(
+        device,
+        max_words=max_words,
+        host_rows=(max_rows, model.vocab_size) if on_host else (0, 0),
+        dtype=chosen.dtype,
+    )
+    penalties = PenaltyTables(chosen.max_num_seqs, model.vocab_size, device)
+    last_tokens = memory.allocate("tokens", "max_num_seqs", chosen.max_num_seqs, dtype=torch.int32, device=device)
+    if not kernels:
+        sampler = ReferenceSampler(decoder, penalties, last_tokens, readback, on_host=on_host)
+        return ModelRunner(decoder, builder, sampler, readback, last_tokens=last_tokens)
+    from neper.engine.kernel_sampler import KernelSampler, SamplerBuffers
+
+    buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words)
+    on_buffers = KernelSampler(decoder, penalties, buffers, readback, max_logprobs=chosen.max_logprobs)
+    return ModelRunner(decoder, builder, on_buffers, readback, last_tokens=last_tokens, kernels=on_buffers)
+
+
+def _with_cache(
+    runner: ModelRunner, config: EngineConfig, chosen: EngineSettings, model: ModelConfig
+) -> EngineSettings:
+    """Give the runner its cache; returns the settings with its size."""
+    cache_bytes = config.kv_cache_memory
+    if cache_bytes is None and chosen.device.type == "cpu":
+        cache_bytes = cache_size.on_cpu()
+    if cache_bytes is None:
+
+        def worst_step(cache: KVCache) -> None:
+            runner.kv_cache = cache
+            runner.readback.read(runner.launch(cache_size.worst_plan(chosen)))
+            runner.kv_cache = None
+
+        cache_bytes = cache_size.on_gpu(chosen, model, worst_step)
+    chosen = cache_size.fit(chosen, model, cache_bytes, lower_context=config.max_model_len is None)
+    runner.kv_cache = memory.reserve(
+        "the KV cache",
+        "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization",
+        chosen.num_blocks * cache_size.block_bytes(model, chosen),
+        lambda: cache_size.make_cache(model, chosen, chosen.num_blocks),
+        chosen.device,
+    )
+    return chosen

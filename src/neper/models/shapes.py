@@ -1,0 +1,84 @@
+"""Models of a real one's shape with random weights: what speed is measured with where no files are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from neper.errors import ModelLoadError
+from neper.models.decoder import Decoder
+from neper.models.model_config import ModelConfig
+from neper.models.registry import DECODERS
+from neper.models.source import ModelSource
+
+_STD = 0.02
+"""Of the weights. Norms keep every layer's input at 1 a number, so nothing overflows, whatever the depth."""
+
+
+def _qwen3(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int) -> ModelConfig:
+    return ModelConfig.from_dict(
+        {
+            "model_type": "qwen3",
+            "vocab_size": 151_936,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 40_960,
+            "tie_word_embeddings": True,
+        }
+    )
+
+
+SHAPES: dict[str, ModelConfig] = {
+    "qwen3-4b": _qwen3(hidden_size=2560, intermediate_size=9728, num_layers=36, num_heads=32),
+    "qwen3-0.6b": _qwen3(hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16),
+}
+
+
+def source(name: str) -> ModelSource:
+    """A source that has a config and no files: an engine needs a decoder beside it. No token ends a reply.
+
+    Raises:
+        ModelLoadError: no shape has this name.
+    """
+    if name not in SHAPES:
+        raise ModelLoadError(f"no shape {name!r}; there are {', '.join(SHAPES)}")
+    return ModelSource(name=name, path=Path(name), config=SHAPES[name], eos_token_ids=())
+
+
+def random_decoder(config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
+    """A decoder whose logits are finite and mean nothing: weights normal(0, 0.02), norms 1, biases 0.
+
+    The weights are drawn on the device, in `dtype`: the same seed gives the same ones on the same kind of device.
+    """
+    decoder = DECODERS[config.model_type](config, dtype=dtype, device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.inference_mode():
+        for name, weight in decoder.weight_slots().items():
+            if name.endswith("norm.weight"):
+                weight.fill_(1.0)
+            elif name.endswith(".bias"):
+                weight.zero_()
+            else:
+                weight.normal_(0.0, _STD, generator=generator)
+        decoder.prepack()
+    return decoder
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Weights of a model of this shape; tied embeddings count once."""
+    hidden, size = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = hidden * (heads + 2 * kv_heads) + heads * hidden
+    attention += config.qkv_bias * (heads + 2 * kv_heads) + config.o_bias * hidden
+    attention += config.qk_norm * 2 * config.head_dim
+    mlp = 3 * hidden * size + config.mlp_bias * (2 * size + hidden)
+    layer = attention + mlp + 2 * hidden
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * layer + hidden + embeddings

@@ -1,0 +1,301 @@
+"""The engine on its kernels: the same tokens and scores as in plain torch on a CPU, whatever launches its steps."""
+
+from __future__ import annotations
+
+import gc
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.profiler import ProfilerActivity
+
+from neper.engine import memory
+from neper.engine.core import EngineCore
+from neper.errors import StartupError
+from neper.ops import backends
+from neper.ops.backends import Backend
+from neper.types import FinishReason, PackedRows, Request, SamplingParams
+from tests.helpers.engine import Result, make_core, prompts, request, run
+from tests.kernels.scoring import DEVICE, INTERPRETED
+
+needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs, streams and the profiler need a GPU")
+STEPS = 4 if INTERPRETED else 16
+BIAS = {7: 2.0, 9: -math.inf}
+
+
+@pytest.fixture(autouse=True)
+def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        for family in ("sampling", "attention", "fused"):
+            monkeypatch.setattr(backends, family, lambda *_: Backend("triton", "test"))
+
+
+def kernel_core(directory: Path, **config: Any) -> EngineCore:
+    """An engine on the kernels, in float32."""
+    values: dict[str, Any] = {"device": DEVICE, "max_num_batched_tokens": 32}
+    if DEVICE == "cuda":
+        values["kv_cache_memory"] = 8 * 2**20
+    return make_core(directory, **(values | config))
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Plain torch everywhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        for family in ("scoring", "sampling", "attention", "fused"):
+            patch.setattr(backends, family, lambda *_: Backend("reference", "test"))
+        yield
+
+
+def mixed() -> list[Request]:
+    """Every kind of row: plain, scored, drawn, filtered, edited; prompts longer than a step."""
+    texts = [prompts(1, n, seed=n)[0] for n in (21, 40, 9, 1, 14, 33)]
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=STEPS),
+        SamplingParams(temperature=0, max_tokens=STEPS),
+        SamplingParams(temperature=0.9, top_p=0.9, seed=1, max_tokens=STEPS),
+        SamplingParams(temperature=0, max_tokens=STEPS, repetition_penalty=1.3, presence_penalty=0.5),
+        SamplingParams(temperature=1.2, top_k=20, min_p=0.01, seed=3, max_tokens=STEPS, logit_bias=BIAS),
+        SamplingParams(temperature=1.0, seed=4, max_tokens=STEPS),
+    ]
+    ks = [(None, None), (5, 2), (20, None), (0, None), (None, 0), (1, 20)]
+    return [
+        request(str(i), text, sampling[i], top_k=k, prompt_top_k=prompt_k)
+        for i, (text, (k, prompt_k)) in enumerate(zip(texts, ks, strict=True))
+    ]
+
+
+def greedy(count: int, top_k: int | None, *, tokens: int = STEPS) -> list[Request]:
+    sampling = SamplingParams(temperature=0, max_tokens=tokens)
+    return [request(str(i), text, sampling, top_k=top_k) for i, text in enumerate(prompts(count, 12))]
+
+
+def drawn(count: int, top_k: int | None) -> list[Request]:
+    return [
+        request(str(i), text, SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=STEPS), top_k=top_k)
+        for i, text in enumerate(prompts(count, 12))
+    ]
+
+
+def bits(results: dict[str, Result]) -> dict[str, list[bytes]]:
+    return {
+        name: [rows.data for chunk in result.chunks for rows in (chunk.prompt, chunk.tokens) if rows is not None]
+        for name, result in results.items()
+    }
+
+
+def assert_close(got: PackedRows, want: PackedRows) -> None:
+    assert got.token_ids.tolist() == want.token_ids.tolist()
+    if got.top_k is None:
+        return
+    assert np.abs(got.logprob - want.logprob).max(initial=0) <= 1e-4
+    assert np.abs(got.top_logprobs - want.top_logprobs).max(initial=0) <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", *(["llama", "qwen2", "mistral"] if DEVICE == "cuda" else [])])
+def test_a_mixed_batch_agrees_with_plain_torch_on_a_cpu(architecture: str, tiny_dir: Callable[..., Path]) -> None:
+    directory = tiny_dir(architecture, **({"sliding_window": 16} if architecture == "mistral" else {}))
+    with reference():
+        want = run(make_core(directory, max_num_batched_tokens=32), mixed())
+    got = run(kernel_core(directory), mixed())
+    for name, result in want.items():
+        assert got[name].finish_reason is result.finish_reason
+        assert_close(got[name].tokens, result.tokens)
+        if any(chunk.prompt for chunk in result.chunks):
+            assert_close(got[name].prompt, result.prompt)
+
+
+def test_overlap_gives_the_same_bits(tiny_dir: Callable[..., Path]) -> None:
+    directory = tiny_dir("qwen3")
+    plain = run(kernel_core(directory, overlap=False), mixed())
+    assert bits(run(kernel_core(directory, overlap=True), mixed())) == bits(plain)
+
+
+def test_scores_on_the_host_are_the_devices(tiny_dir: Callable[..., Path]) -> None:
+    directory = tiny_dir("qwen3")
+    device, host = (run(kernel_core(directory, scoring=place), mixed()) for place in ("device", "host"))
+    for name, result in device.items():
+        assert_close(host[name].tokens, result.tokens)
+        if any(chunk.prompt for chunk in result.chunks):
+            assert_close(host[name].prompt, result.prompt)
+
+
+def test_off_is_off(tiny_dir: Callable[..., Path]) -> None:
+    """off, k = 20, off: the third run equals the first, and the tokens do not depend on who asks."""
+    core = kernel_core(tiny_dir("qwen3"), prefix_caching=False)
+    first, scored, third = (run(core, greedy(3, top_k)) for top_k in (None, 20, None))
+    assert bits(first) == bits(third)
+    for name, result in first.items():
+        assert result.token_ids == scored[name].token_ids
+    assert core.stats().scored_rows == 3 * STEPS
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_only_the_request_with_nan_fails(value: float, tiny_dir: Callable[..., Path], tmp_path: Path) -> None:
+    clean, poison = tiny_dir("llama"), 383
+    poisoned = tmp_path / "poisoned"
+    shutil.copytree(clean, poisoned)
+    weights = load_file(poisoned / "model.safetensors")
+    weights["model.embed_tokens.weight"][poison] = value
+    save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
+    texts = prompts(4, 40)
+    broken = [*texts[1][:20], poison, *texts[1][21:]]
+    sampling = SamplingParams(temperature=0, max_tokens=STEPS)
+    batch = [
+        request("0", texts[0], sampling, top_k=5, prompt_top_k=2),
+        request("bad", broken, SamplingParams(temperature=0, max_tokens=1), top_k=5),
+        request("2", texts[2], sampling),
+        request("3", texts[3], SamplingParams(temperature=1.0, seed=1, max_tokens=STEPS)),
+    ]
+    core = kernel_core(poisoned)
+    results = run(core, batch)
+    assert results["bad"].finish_reason is FinishReason.ERROR
+    want = bits(run(kernel_core(clean), batch))
+    got = bits(results)
+    for name in ("0", "2", "3"):
+        assert got[name] == want[name], name
+    # Its blocks are used again, and nothing of it was kept as a prefix.
+    refill = [request(str(i), text, sampling, top_k=3) for i, text in enumerate(prompts(4, 60, seed=9))]
+    assert bits(run(core, refill)) == bits(run(kernel_core(clean), refill))
+
+
+def test_every_allocation_that_fails_at_start_says_what_to_lower(
+    tiny_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start-up allocation in turn: an error with the size and the setting, and nothing is left behind."""
+    directory = tiny_dir("qwen3")
+    made: list[str] = []
+    failing = -1
+    reserve = memory.reserve
+
+    def counted(what: str, setting: str, nbytes: int, make: Callable[[], Any], device: torch.device) -> Any:
+        made.append(what)
+
+        def no_memory() -> Any:
+            raise torch.OutOfMemoryError("injected")
+
+        return reserve(what, setting, nbytes, no_memory if len(made) - 1 == failing else make, device)
+
+    monkeypatch.setattr(memory, "reserve", counted)
+    for scoring in ("device", "host"):
+        failing = -1
+        made.clear()
+        kernel_core(directory, scoring=scoring)
+        everything = list(made)
+        assert ("logprobs" in everything) == (scoring == "device")
+        on_gpu = {"results on the host", *(["logits on the host"] if scoring == "host" else [])}
+        assert {"logits", "results", "the KV cache", *(on_gpu if DEVICE == "cuda" else ())} <= set(everything)
+        for failing, what in enumerate(everything):
+            gc.collect()
+            before = allocated()
+            made.clear()
+            with pytest.raises(StartupError, match=rf"no memory for {what}: [\d.]+ \w+ on \w+.*; lower [a-z_]+"):
+                kernel_core(directory, scoring=scoring)
+            gc.collect()
+            assert allocated() == before, f"the engine that had no memory for {what} left something behind"
+
+
+def allocated() -> int:
+    return torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+
+
+@needs_gpu
+def test_graphs_and_overlap_give_the_same_bits(tiny_dir: Callable[..., Path]) -> None:
+    directory = tiny_dir("qwen3")
+    for batch in (mixed(), greedy(5, 20), greedy(8, None), drawn(7, 5)):
+        want = bits(run(kernel_core(directory, cuda_graphs=False, overlap=False), batch))
+        for graphs, overlap in ((True, False), (False, True), (True, True)):
+            assert bits(run(kernel_core(directory, cuda_graphs=graphs, overlap=overlap), batch)) == want
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_host_waits_for_nothing_but_the_results(tiny_dir: Callable[..., Path], overlap: bool) -> None:
+    core = kernel_core(tiny_dir("qwen3"), overlap=overlap)
+    read = core.runner.readback.read
+
+    def may_wait(output: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return read(output)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    run(core, mixed())  # what the first step of a kind sets up
+    core.runner.readback.read = may_wait  # type: ignore[method-assign]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(core, mixed())
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            torch.ones(1, device="cuda").item()  # the mode would have said so
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def profiled(core: EngineCore, requests: list[Request], steps: int) -> Counter[str]:
+    """What the profiler sees in `steps` steps of decoding, by name; the requests are then dropped."""
+    for item in requests:
+        core.add(item)
+    for _ in range(4):
+        core.step()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            core.step()
+    for item in requests:
+        core.abort(item.request_id)
+    return Counter(event.name for event in profile.events())
+
+
+def kernels(seen: Counter[str]) -> Counter[str]:
+    """The kernels of a decode step's second half, of what the profiler saw."""
+    names = ("best_kernel", "draw_kernel", "filter_kernel", "read_kernel", "select_kernel", "pack_kernel")
+    return Counter({name: count for name, count in seen.items() if name.startswith(names)})
+
+
+@needs_gpu
+@pytest.mark.parametrize(("top_k", "words"), [(None, 6), (20, 129)])
+def test_counters_equal_what_the_profiler_sees(top_k: int | None, words: int, tiny_dir: Callable[..., Path]) -> None:
+    core = kernel_core(tiny_dir("qwen3"), prefix_caching=False)
+    run(core, greedy(3, 20))
+    before = core.stats()
+    names = profiled(core, greedy(3, top_k, tokens=200), 100)
+    after = core.stats()
+    copies = sum(count for name, count in names.items() if name.startswith("Memcpy DtoH"))
+    waits = sum(names[name] for name in ("cudaEventSynchronize", "cudaStreamSynchronize"))
+    assert abs(copies - 100) <= 1  # the step at either end may be just outside
+    assert abs(waits - 100) <= 1
+    assert after.d2h_copies - before.d2h_copies == 104
+    assert after.d2h_waits - before.d2h_waits == 103
+    assert after.d2h_bytes - before.d2h_bytes == 104 * 4 * words
+
+
+@needs_gpu
+def test_off_launches_no_scoring_kernel(tiny_dir: Callable[..., Path]) -> None:
+    core = kernel_core(tiny_dir("qwen3"), prefix_caching=False)
+    run(core, greedy(3, 20))
+    off, scored, again = (kernels(profiled(core, greedy(3, top_k, tokens=60), 20)) for top_k in (None, 20, None))
+    assert off == again
+    assert set(off) == {"best_kernel", "pack_kernel"}
+    assert set(scored) == {"read_kernel", "select_kernel", "pack_kernel"}
+
+
+@needs_gpu
+def test_scoring_allocates_nothing(tiny_dir: Callable[..., Path]) -> None:
+    core = kernel_core(tiny_dir("qwen3"), prefix_caching=False)
+    peaks = []
+    for top_k in (20, None, 20):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run(core, greedy(4, top_k))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[2] == peaks[1]
