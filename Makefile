@@ -38,12 +38,12 @@ serve: $(RUN_STAMP) $(if $(MODEL),,$(MODEL_STAMP)) ## install what is missing an
 
 # The kernels run in Triton's interpreter, which must be asked for before anything imports triton: a process of its own.
 test: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests (some minutes)
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m "not full and not gpu"
-	@$(BIN)/python -m pytest --ignore=tests/kernels -m "not full and not gpu"
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -rs -m "not full"
+	@$(BIN)/python -m pytest --ignore=tests/kernels -rs -m "not full"
 
 test-all: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests with the full counts
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -m "not gpu"
-	@$(BIN)/python -m pytest --ignore=tests/kernels -m "not gpu"
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -rs
+	@$(BIN)/python -m pytest --ignore=tests/kernels -rs
 
 check: $(DEV_STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -13,7 +13,15 @@ from pathlib import Path
 README = Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- begin: made by docs/cli_reference.py -->"
 END = "<!-- end: made by docs/cli_reference.py -->"
-COMMANDS: list[list[str]] = [[], ["serve"], ["chat"], ["doctor"], ["bench", "cpu"], ["bench", "kernels"]]
+COMMANDS: list[list[str]] = [
+    [],
+    ["serve"],
+    ["chat"],
+    ["doctor"],
+    ["bench", "cpu"],
+    ["bench", "kernels"],
+    ["bench", "engine"],
+]
 
 
 def help_text(command: list[str]) -> str:

@@ -18,6 +18,13 @@ from tests.helpers.tiny import write_model
 torch.set_num_threads(2)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU: pytest -m gpu"))
+
+
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_dir("llama", seed=0, **overrides)`: directory of a tiny random model, made once a session per arguments."""

@@ -35,7 +35,7 @@ class ScriptedCore:
         self.top_k: dict[str, int | None] = {}
         self.launched: list[TokenChunk] | None = None
         self.number = self.copies = self.bytes = 0
-        self.runner = SimpleNamespace(decode_replay=lambda rows, top_k: None)
+        self.runner = SimpleNamespace(graphs=None, logprob_bytes=0)
 
     def clock(self) -> float:
         return self.now

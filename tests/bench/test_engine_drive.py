@@ -206,7 +206,7 @@ def test_graphs_are_replayed_in_the_middle_of_a_reply(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     assert engine_probes.replay_seconds(core, made, None, after=20, replays=4) is None  # type: ignore[arg-type]
-    core.runner.decode_replay = decode_replay
+    core.runner.graphs, core.runner.decode_replay = object(), decode_replay
     seconds = engine_probes.replay_seconds(core, made, None, after=20, replays=4, clock=core.clock)  # type: ignore[arg-type]
     assert (seconds, asked) == (0.5, [(2, None)])
     # Call 0 launches the prefill, 1 brings it, and 2 brings the first decode step: the 20th comes with call 21.

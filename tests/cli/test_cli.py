@@ -54,7 +54,16 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
     assert min(times) < 0.3
 
 
-COMMANDS = [(), ("serve",), ("chat",), ("doctor",), ("bench",), ("bench", "cpu"), ("bench", "kernels")]
+COMMANDS = [
+    (),
+    ("serve",),
+    ("chat",),
+    ("doctor",),
+    ("bench",),
+    ("bench", "cpu"),
+    ("bench", "kernels"),
+    ("bench", "engine"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

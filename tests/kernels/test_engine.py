@@ -173,7 +173,7 @@ def test_every_allocation_that_fails_at_start_says_what_to_lower(
     """Each start-up allocation in turn: an error with the size and the setting, and nothing is left behind."""
     directory = tiny_dir("qwen3")
     made: list[str] = []
-    failing = -1
+    failing: list[int] = []
     reserve = memory.reserve
 
     def counted(what: str, setting: str, nbytes: int, make: Callable[[], Any], device: torch.device) -> Any:
@@ -182,18 +182,19 @@ def test_every_allocation_that_fails_at_start_says_what_to_lower(
         def no_memory() -> Any:
             raise torch.OutOfMemoryError("injected")
 
-        return reserve(what, setting, nbytes, no_memory if len(made) - 1 == failing else make, device)
+        return reserve(what, setting, nbytes, no_memory if len(made) - 1 in failing else make, device)
 
     monkeypatch.setattr(memory, "reserve", counted)
     for scoring in ("device", "host"):
-        failing = -1
+        failing.clear()
         made.clear()
         kernel_core(directory, scoring=scoring)
         everything = list(made)
         assert ("logprobs" in everything) == (scoring == "device")
         on_gpu = {"results on the host", *(["logits on the host"] if scoring == "host" else [])}
         assert {"logits", "results", "the KV cache", *(on_gpu if DEVICE == "cuda" else ())} <= set(everything)
-        for failing, what in enumerate(everything):
+        for number, what in enumerate(everything):
+            failing[:] = [number]
             gc.collect()
             before = allocated()
             made.clear()

@@ -70,12 +70,14 @@ def best_packed(logits: Tensor, places: Places) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", some(DTYPES[:2], DTYPES[2:]))
-@pytest.mark.parametrize("vocab", some([1, 300, 1001, 3000], [50257, 151936, 2**20 - 3]))
+@pytest.mark.parametrize(
+    "vocab", some([1, 300, 1001, 3000], [50257, *([151936, 2**20 - 3] if DEVICE == "cuda" else [])])
+)
 def test_the_best_tokens(vocab: int, dtype: torch.dtype) -> None:
     logits = randn(10, vocab, seed=vocab, dtype=dtype)
     logits[1] = logits[1].round()  # ties
     logits[2] = -0.0
-    logits[2, vocab // 2] = 0.0
+    logits[2, vocab // 2 :] = 0.0
     logits[3] = -math.inf
     logits[4, vocab // 3] = math.nan
     logits[5, -1] = math.inf

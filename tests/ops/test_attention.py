@@ -27,6 +27,12 @@ def test_block_sizes(block_size: int) -> None:
     Step(replace(MIXED, block_size=block_size)).check(atol=1e-5)
 
 
+@pytest.mark.parametrize(("queries", "contexts"), [((1,), (9,)), ((1, 1), (9, 1)), ((12,), (12,)), ((5,), (30,))])
+def test_a_single_group(queries: tuple[int, ...], contexts: tuple[int, ...]) -> None:
+    step = Step(replace(MIXED, query_lens=queries, context_lens=contexts))
+    assert step.check(atol=1e-5).is_contiguous()
+
+
 def test_without_norms() -> None:
     Step(replace(MIXED, normed=False)).check(atol=1e-5)
 

@@ -113,7 +113,7 @@ class Parts:
             rig.progress(0, 1, f"prompt of {plan.memory_length:,} tokens: memory")
             peaks = [rig.prompt(core, plan.memory_length, top_k).peak_bytes or 0 for top_k in asked.values()]
             # Buffers that scores need and that exist from the start are no part of a difference of peaks.
-            found.prompt_bytes = peaks[1] - max(peaks[0], peaks[2]) + int(getattr(core, "logprob_bytes", 0))
+            found.prompt_bytes = peaks[1] - max(peaks[0], peaks[2]) + core.runner.logprob_bytes
 
     def steps(self) -> None:
         """Off, then scores, then off again: the same tokens, bytes and launches as if nothing had been in between."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -82,13 +81,13 @@ def replay_seconds(
 
     The graphs see what they saw in the decode step number `after` of these requests: contexts of that length.
     """
-    replay: Callable[[], None] | None = core.runner.decode_replay(len(requests), top_k)
-    if replay is None:
+    if core.runner.graphs is None:
         return None
     log = steps(core, requests)
     next(decode_steps(log, len(requests)))
     for _ in islice(log, after - 1):
         pass
+    replay = core.runner.decode_replay(len(requests), top_k)
     for _ in range(3):
         replay()
     torch.cuda.synchronize()

@@ -62,6 +62,14 @@ class SamplerBuffers:
     scratch: Tensor
     scores: LogprobBuffers | None
 
+    @property
+    def logprob_bytes(self) -> int:
+        """Bytes of what exists for logprobs alone: scores, their packed words, logits beyond those of a step's rows."""
+        if self.scores is None:
+            return 0
+        rows = len(self.logits) - len(self.token_ids)
+        return self.scores.nbytes + self.words.nbytes + rows * self.logits[0].nbytes
+
     @staticmethod
     def allocate(settings: EngineSettings, vocab_size: int, last_tokens: Tensor, max_words: int) -> SamplerBuffers:
         """Buffers for steps of up to `max_num_seqs` padded rows; StartupError where memory is lacking."""

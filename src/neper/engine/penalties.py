@@ -61,7 +61,7 @@ class PenaltyTables:
         return to_device(np.array([chunk.seq.slot for chunk in chunks]), self._output_counts.device)
 
     def _own(self, chunk: ScheduledChunk) -> None:
-        """Fill the slot's row with a sequence's tokens, if it is another's: a sequence begins there when all are known."""
+        """Fill the slot's row with a sequence's tokens if it is another's: when one begins there, all are known."""
         seq, device = chunk.seq, self._output_counts.device
         owner = (seq, seq.num_preemptions)
         if self._owner[seq.slot] == owner:

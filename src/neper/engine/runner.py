@@ -88,14 +88,18 @@ class ModelRunner:
                 self.decoder, self.kv_cache, self._builder, self._kernels, buckets=buckets, progress=progress
             )
 
-    def decode_replay(self, rows: int, top_k: int | None) -> Callable[[], None] | None:
-        """Replays the graphs of a greedy decode step alone, on the inputs of the last step; None without graphs.
+    @property
+    def logprob_bytes(self) -> int:
+        """Device memory that exists for logprobs from the start."""
+        return 0 if self._kernels is None else self._kernels.buffers.logprob_bytes
+
+    def decode_replay(self, rows: int, top_k: int | None) -> Callable[[], None]:
+        """Replays the graphs of a greedy decode step alone, on the inputs of the last step.
 
         Raises:
-            ValueError: the last step was no decode step of so many rows, so its inputs lie elsewhere.
+            ValueError: there are no graphs, or the last step was no decode step of so many rows, so its inputs lie
+                elsewhere.
         """
-        if self.graphs is None:
-            return None
-        if self._decoded_rows != self._builder.padded(rows):
-            raise ValueError(f"the last step was not a decode step of {rows} rows")
+        if self.graphs is None or self._decoded_rows != self._builder.padded(rows):
+            raise ValueError(f"the last step was not a graph of {rows} rows")
         return self.graphs.replay_of(self._decoded_rows, top_k)

@@ -222,9 +222,7 @@ def attend(
     cos, sin = inputs.rotation(rotary, qkv.dtype)
     qk = qk * cos + qk.roll(dim // 2, -1) * sin
     write_kv(k_cache, v_cache, qk[:, num_heads:], v, inputs.slots())
-    return paged_attention(qk[:, :num_heads], k_cache, v_cache, inputs, scale=scale, window=window).view(
-        qkv.shape[0], -1
-    )
+    return paged_attention(qk[:, :num_heads], k_cache, v_cache, inputs, scale=scale, window=window).flatten(1)
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:

@@ -24,11 +24,13 @@ def order_key(x, ids):
 
 @triton.jit
 def key_id(key):
+    """The id in a key, int32."""
     return (0xFFFFFFFF - (key & 0xFFFFFFFF)).to(tl.int32)
 
 
 @triton.jit
 def key_value(key):
+    """The value in a key, float32."""
     high = (key >> 32).to(tl.int32)
     return (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
