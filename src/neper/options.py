@@ -76,7 +76,7 @@ def _options(config: Any) -> Iterator[inspect.Parameter]:
     for field in dataclasses.fields(config):
         flag = "--" + field.name.replace("_", "-")
         extra: dict[str, Any] = {}
-        if field.type in ("bool", bool):
+        if "bool" in str(field.type):
             flag += "/--no-" + field.name.replace("_", "-")
         if field.name in SIZES:
             extra = {"parser": parse_size, "metavar": "SIZE"}

@@ -33,15 +33,15 @@ def test_without_flags_the_configs_are_the_defaults() -> None:
 
 
 def test_every_field_has_a_flag_that_reaches_it() -> None:
-    values: dict[type, str] = {str: "x", int: "7", float: "2.5"}
-    special = {"dtype": "float32", "prefix_caching": None, "log_level": "debug"}
+    values: dict[type, str] = {str: "x", int: "7", float: "0.5"}
+    special = {"dtype": "float32", "log_level": "debug", "scoring": "host"}
     for config in (EngineConfig(), ServerConfig()):
         for field in dataclasses.fields(config):
             if field.name == "model":
                 continue
-            if field.name == "prefix_caching":
-                engine, server = run("--no-prefix-caching")
-                assert engine == EngineConfig(prefix_caching=False)
+            if "bool" in str(field.type):
+                engine, server = run("--no-" + field.name.replace("_", "-"))
+                assert engine == EngineConfig(**{field.name: False})
                 continue
             kind = next(k for k in (float, int, str) if k.__name__ in str(field.type))
             text = special.get(field.name) or values[kind]

@@ -52,7 +52,7 @@ def profile_steps(core: EngineCore, requests: list[Request], count: int) -> Step
     next(decode_steps(log, len(requests)))
     # So that an engine that launches ahead has nothing running when the profile begins or ends: n steps are n launches.
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in islice(log, count):
             pass
         torch.cuda.synchronize()

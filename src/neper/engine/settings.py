@@ -51,7 +51,7 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
         raise StartupError(f"max_model_len {max_model_len} is beyond the model's context of {model_limit} tokens")
     num_threads = choose_threads(config.num_threads)
     on_gpu = device.type == "cuda"
-    kernels = backends.sampling(device, model.vocab_size)
+    kernels = backends.steps(device, model.vocab_size, model.head_dim).name == "triton"
     settings = EngineSettings(
         device=device,
         dtype=dtype,
@@ -62,9 +62,9 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
         block_size=config.block_size,
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_logprobs=config.max_logprobs,
-        scoring=choose_scoring(config.scoring, device, kernels),
+        scoring=choose_scoring(config.scoring, device, model.vocab_size),
         prefix_caching=config.prefix_caching,
-        cuda_graphs=config.cuda_graphs and on_gpu and kernels.name == "triton",
+        cuda_graphs=config.cuda_graphs and on_gpu and kernels,
         overlap=on_gpu if config.overlap is None else config.overlap,
         num_threads=num_threads,
     )
@@ -80,12 +80,15 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
     return settings
 
 
-def choose_scoring(asked: str | None, device: torch.device, kernels: backends.Backend) -> str:
-    """Where logprobs are computed, "device" or "host": the host where a GPU lacks the kernels, else as asked for."""
+def choose_scoring(asked: str | None, device: torch.device, vocab_size: int) -> str:
+    """Where logprobs are computed, "device" or "host": the host where a GPU's kernels cannot, else as asked for."""
+    kernels = backends.scoring(device)
+    if vocab_size > backends.MAX_KERNEL_VOCAB:
+        kernels = backends.Backend("reference", f"a vocabulary of {vocab_size} ids is beyond the kernels' 2^20")
     if device.type == "cpu" or kernels.name == "triton":
         return asked or "device"
     if asked == "device":
-        raise StartupError(f"scoring cannot be done on {device} ({kernels.why}); use scoring host")
+        raise StartupError(f"logprobs cannot be computed on {device}: {kernels.why}; use scoring host")
     logger.warning("logprobs are computed on the host, from whole rows of logits: %s", kernels.why)
     return "host"
 

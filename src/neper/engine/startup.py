@@ -69,7 +69,7 @@ def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     decoder.warm_up(chosen.block_size)
     if chosen.scoring == "device":
         warm_up(vocab_size=vocab_size, dtype=chosen.dtype, max_top_k=chosen.max_logprobs, device=chosen.device)
-    if backends.sampling(chosen.device, vocab_size).name == "triton":
+    if backends.steps(chosen.device, vocab_size, decoder.config.head_dim).name == "triton":
         from neper.ops import packing_triton, sampling_triton
 
         logits = torch.zeros(2, vocab_size, dtype=chosen.dtype, device=chosen.device)
@@ -81,7 +81,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
     """A runner with all its buffers, but without a cache."""
     device = chosen.device
     on_host = chosen.scoring == "host"
-    kernels = backends.sampling(device, model.vocab_size).name == "triton"
+    kernels = backends.steps(device, model.vocab_size, model.head_dim).name == "triton"
     buckets = row_buckets(chosen.max_num_seqs) if kernels else []
     max_rows = chosen.max_num_seqs
     tokens = max(chosen.max_num_batched_tokens, max_rows)

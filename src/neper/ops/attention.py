@@ -16,8 +16,6 @@ from neper.ops import backends
 
 # Query rows of one row of `AttentionInputs.tiles`. Programs of the prefill kernel take it whole or in equal parts.
 QUERY_TILE = 128
-# Wider heads are the reference's on every device.
-MAX_KERNEL_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
@@ -260,4 +258,4 @@ def paged_attention(
 
 
 def _with_kernels(head_dim: int, device: torch.device) -> bool:
-    return head_dim <= MAX_KERNEL_HEAD_DIM and backends.attention(device).name == "triton"
+    return head_dim <= backends.MAX_KERNEL_HEAD_DIM and backends.attention(device).name == "triton"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 MAX_KERNEL_VOCAB = 2**20
+MAX_KERNEL_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ def scoring(device: torch.device | str) -> Backend:
     return _backend(device, "kernels that read each logit once; lists of more than 64 ids take the reference")
 
 
-def sampling(device: torch.device | str, vocab_size: int) -> Backend:
-    """What chooses and packs an engine's next tokens on `device`, for logits of `vocab_size` ids."""
-    if vocab_size > MAX_KERNEL_VOCAB:
-        return Backend("reference", f"plain torch operations: a vocabulary of {vocab_size} is beyond the kernels' 2^20")
+def steps(device: torch.device | str, vocab_size: int, head_dim: int) -> Backend:
+    """What runs an engine's steps on `device`, padded to fixed numbers of rows and on fixed buffers, or not."""
+    if vocab_size > MAX_KERNEL_VOCAB or head_dim > MAX_KERNEL_HEAD_DIM:
+        return Backend(
+            "reference", f"plain torch operations: {vocab_size} ids or heads of {head_dim} are beyond the kernels"
+        )
     return _backend(device, "kernels on buffers that exist from the start")
 
 

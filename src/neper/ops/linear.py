@@ -28,7 +28,7 @@ def linear(
 ) -> Tensor:
     """x [T, K] @ weight [N, K].T + bias [N] → [T, N], in `out` where it is given.
 
-    The last bits of a row may depend on how many rows there are: in the kernels on which of 1, 4, 16, 32 or 64 they are
+    The last bits of a row may depend on how many rows there are: in the kernels on which of 1, 16, 32 or 64 they are
     padded to.
 
     Args:

@@ -1,0 +1,140 @@
+"""How a step is laid out: padded rows, their places in the buffer, and rows in the order of what they ask for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from neper.engine.batch import BatchBuilder, BatchInputs, row_buckets
+from neper.engine.inputs import InputBuffers, Layout
+from neper.engine.scheduler import ScheduledChunk, StepPlan
+from neper.engine.sequence import Sequence
+from neper.ops import noise_keys
+from neper.types import LogprobParams, Request, SamplingParams
+
+VOCAB = 500
+CAPACITY = Layout(rows=16, tokens=200, seqs=16, targets=200, tiles=20, width=16)
+
+
+def builder(buckets: tuple[int, ...] = ()) -> BatchBuilder:
+    return BatchBuilder(
+        InputBuffers(CAPACITY, torch.device("cpu")),
+        block_size=4,
+        vocab_size=VOCAB,
+        scores_on_device=True,
+        buckets=buckets,
+    )
+
+
+def chunk(
+    slot: int,
+    start: int,
+    length: int,
+    *,
+    tokens: int,
+    samples: bool = True,
+    pending: bool = False,
+    top_k: int | None = None,
+    scored: tuple[int, int] = (0, 0),
+    **sampling: float,
+) -> ScheduledChunk:
+    """A chunk of a sequence of `tokens` tokens 100 slot, 100 slot + 1, ... in blocks 10 slot, 10 slot + 1, ..."""
+    request = Request(
+        request_id=str(slot),
+        prompt_token_ids=[100 * slot + i for i in range(tokens)],
+        sampling=SamplingParams(**({"temperature": 0.0} | sampling)),  # type: ignore[arg-type]
+        logprobs=LogprobParams(top_k=top_k, prompt_top_k=2),
+    )
+    seq = Sequence(request, 64)
+    seq.slot = slot
+    seq.block_table = [10 * slot + i for i in range(-(-(start + length) // 4))]
+    return ScheduledChunk(seq, start, length, samples, pending, scored[0], scored[1], 0)
+
+
+def rows(inputs: BatchInputs, name: str) -> list[float]:
+    assert inputs.sample is not None
+    return inputs.sample.fields[name].flatten().tolist()
+
+
+def test_buckets_double_and_then_grow_slowly() -> None:
+    assert row_buckets(1) == [1]
+    assert row_buckets(8) == [1, 2, 4, 8]
+    assert row_buckets(50) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 50]
+    large = row_buckets(512)
+    assert large[-1] == 512
+    assert all(b - a <= max(a, 8) / 4 + 8 for a, b in pairwise(large))
+
+
+def test_decode_rows_are_padded_and_padding_writes_nothing() -> None:
+    plan = StepPlan((chunk(1, 5, 1, tokens=6), chunk(2, 9, 1, tokens=9, pending=True), chunk(3, 0, 1, tokens=1)))
+    inputs = builder((1, 2, 4, 8)).build(plan)
+    assert inputs.is_decode
+    assert inputs.token_ids.tolist() == [105, -3, 300, 0]  # the second is only known to the device: -1 - slot
+    attention = inputs.attention
+    assert attention.positions.tolist() == [5, 9, 0, 0]
+    assert attention.slot_mapping.tolist() == [11 * 4 + 1, 22 * 4 + 1, 30 * 4, -1]
+    assert attention.context_lens.tolist() == [6, 10, 1, 0]
+    assert attention.num_decodes == 4
+    assert attention.table_stride.tolist() == [3]
+    assert attention.block_tables[1].tolist() == [20, 21, 22]
+    assert rows(inputs, "offsets") == [0, 2, 4, -1]
+    assert rows(inputs, "slots")[:3] == [1, 2, 3]
+    assert attention.tiles is None
+
+
+def test_rows_stand_by_what_they_ask_for_and_words_follow_them() -> None:
+    plan = StepPlan(
+        (
+            chunk(1, 5, 1, tokens=6, top_k=5),
+            chunk(2, 5, 1, tokens=6),
+            chunk(3, 5, 1, tokens=6, top_k=3, temperature=0.5, top_p=0.9, seed=7),
+            chunk(4, 2, 1, tokens=6, samples=False),
+            chunk(5, 5, 1, tokens=6, top_k=0),
+        )
+    )
+    inputs = builder((8,)).build(plan)
+    sample = inputs.sample
+    assert sample is not None
+    assert [c.seq.slot for c in sample.chunks] == [2, 3, 5, 1]
+    assert (sample.num_plain, sample.num_chosen, sample.drawn, sample.filtered) == (1, 2, (1,), True)
+    assert sample.scored == ((3, 1), (0, 1), (5, 1))
+    assert rows(inputs, "listed") == [-1, 3, 0, 5, -1, -1, -1, -1]
+    assert rows(inputs, "row_top_k") == [1, 3, 1, 5, 0, 0, 0, 0]
+    assert rows(inputs, "offsets") == [0, 2, 11, 14, -1, -1, -1, -1]
+    assert np.allclose(rows(inputs, "temperature"), [0, 0.5, 0, 0, 0, 0, 0, 0])
+    assert rows(inputs, "top_k") == [VOCAB] * 8
+    keys = sample.fields["keys"][1].numpy().view(np.uint32).tolist()
+    assert tuple(keys) == noise_keys(7, 0)
+    assert inputs.token_ids.tolist()[:5] == [205, 305, 505, 105, 402]  # the row without a next token stands last
+    draws = sample.draws()
+    assert draws is not None
+    assert draws.keys.tolist() == [list(noise_keys(7, 0))]
+
+
+def test_longer_chunks_follow_with_their_tiles_and_targets() -> None:
+    plan = StepPlan((chunk(1, 5, 1, tokens=6), chunk(2, 4, 130, tokens=134, scored=(6, 134))))
+    inputs = builder((1, 2, 4)).build(plan)
+    assert not inputs.is_decode
+    assert len(inputs.token_ids) == 131  # such a step is not padded
+    assert [(g.start, g.first_seq, g.num_seqs, g.query_len) for g in inputs.attention.groups] == [
+        (0, 0, 1, 1),
+        (1, 1, 1, 130),
+    ]
+    assert inputs.attention.tiles is not None
+    assert inputs.attention.tiles.tolist() == [[1, 1, 128], [1, 129, 2]]
+    [prompt] = inputs.prompt_scores
+    # Position p is scored by the row of p - 1, which is row 1 + (p - 1 - 4).
+    assert (prompt.hidden_rows, prompt.top_k) == (slice(2, 130), 2)
+    assert prompt.token_ids.tolist() == list(range(206, 334))
+    assert rows(inputs, "hidden_rows") == [0, 130]
+
+
+def test_places_of_rows_depend_on_their_number_alone() -> None:
+    few, many = (
+        Layout(rows=8, tokens=8, seqs=8).places(),
+        Layout(rows=8, tokens=90, seqs=3, targets=4, width=9).places(),
+    )
+    for name in ("hidden_rows", "slots", "offsets", "listed", "row_top_k", "temperature", "top_p", "min_p", "keys"):
+        assert few[name] == many[name]

@@ -1,0 +1,88 @@
+"""What the engine chooses for itself, how the cache is sized, and what it says when memory is lacking."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from neper.config import EngineConfig
+from neper.engine import cache_size, memory, settings
+from neper.engine.settings import EngineSettings, choose_scoring
+from neper.errors import StartupError
+from neper.models.shapes import SHAPES
+from neper.ops import backends
+from neper.ops.backends import Backend
+
+CUDA = torch.device("cuda", 0)
+MODEL = SHAPES["qwen3-0.6b"]
+
+
+def resolved(**config: Any) -> EngineSettings:
+    return settings.resolve(EngineConfig(device="cpu", dtype="bfloat16", **config), MODEL)
+
+
+def test_a_cpu_neither_overlaps_nor_captures() -> None:
+    chosen = resolved()
+    assert (chosen.overlap, chosen.cuda_graphs, chosen.scoring) == (False, False, "device")
+    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens) == (64, 512)
+    assert resolved(overlap=True).overlap
+
+
+def test_scoring_falls_back_to_the_host_where_the_kernels_cannot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backends, "scoring", lambda _: Backend("triton", "test"))
+    assert choose_scoring(None, CUDA, 2**20) == "device"
+    assert choose_scoring("host", CUDA, 1000) == "host"
+    assert choose_scoring(None, CUDA, 2**20 + 1) == "host"
+    assert "1048577 ids" in caplog.text
+    with pytest.raises(StartupError, match="use scoring host"):
+        choose_scoring("device", CUDA, 2**20 + 1)
+    monkeypatch.setattr(backends, "scoring", lambda _: Backend("reference", "Triton is not installed"))
+    assert choose_scoring(None, CUDA, 1000) == "host"
+    assert "Triton is not installed" in caplog.text
+    assert choose_scoring(None, torch.device("cpu"), 2**21) == "device"
+
+
+def test_the_cache_holds_what_the_bytes_allow() -> None:
+    chosen = resolved(max_model_len=1600, max_num_seqs=4)
+    each = cache_size.block_bytes(MODEL, chosen)
+    assert each == 2 * 28 * 16 * 8 * 128 * 2
+    assert cache_size.fit(chosen, MODEL, 150 * each + 7, lower_context=False).num_blocks == 150
+    roomy = cache_size.fit(chosen, MODEL, 10**6 * each, lower_context=False)
+    assert roomy.num_blocks == 4 * 100 + 1  # what all sequences at full length use, and the null block
+    lowered = cache_size.fit(chosen, MODEL, 51 * each, lower_context=True)
+    assert (lowered.num_blocks, lowered.max_model_len) == (51, 800)
+    with pytest.raises(StartupError, match="lower max_model_len"):
+        cache_size.fit(chosen, MODEL, 51 * each, lower_context=False)
+
+
+def test_the_worst_step_is_full_and_scored() -> None:
+    chosen = replace(resolved(max_model_len=100, max_num_seqs=3, max_num_batched_tokens=250), num_blocks=1)
+    plan = cache_size.worst_plan(chosen)
+    assert [chunk.length for chunk in plan.chunks] == [100, 100]
+    assert all(chunk.samples and (chunk.score_start, chunk.score_end) == (1, 100) for chunk in plan.chunks)
+    assert all(set(chunk.seq.block_table) == {0} for chunk in plan.chunks)
+
+
+def test_an_error_that_is_not_memorys_is_not_called_so() -> None:
+    def broken() -> None:
+        raise RuntimeError("the driver is too old")
+
+    with pytest.raises(RuntimeError, match="too old"):
+        memory.reserve("logits", "max_num_seqs", 100, broken, torch.device("cpu"))
+
+
+def test_the_error_says_how_much_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 3 * 2**30)
+    with pytest.raises(StartupError) as error:
+        memory.reserve("the KV cache", "gpu_memory_utilization", 5 * 2**30, no_memory, CUDA)
+    assert str(error.value) == (
+        "no memory for the KV cache: 5 GiB on cuda:0 asked for, 2 GiB are missing; lower gpu_memory_utilization"
+    )
