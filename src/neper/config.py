@@ -53,6 +53,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, got {value}")
+        # Beyond these no machine follows, and what it would say is hard to read.
+        for name, limit in (("max_num_seqs", 2**16), ("max_num_batched_tokens", 2**20), ("block_size", 2**12)):
+            value = getattr(self, name)
+            if value is not None and value > limit:
+                raise StartupError(f"{name} must be at most {limit}, got {value}")
         if self.max_logprobs < 0:
             raise StartupError(f"max_logprobs must be at least 0, got {self.max_logprobs}")
         if self.dtype not in (None, "float32", "bfloat16"):

@@ -131,6 +131,14 @@ def test_longer_chunks_follow_with_their_tiles_and_targets() -> None:
     assert rows(inputs, "hidden_rows") == [0, 130]
 
 
+def test_places_of_a_decode_step_depend_on_its_rows_alone() -> None:
+    """What was captured for so many rows must find its inputs in every later step of as many."""
+    captured = Layout(rows=8, tokens=8, seqs=8).places()
+    later = Layout(rows=8, tokens=8, seqs=8, targets=5, tiles=3, width=9).places()
+    for name in captured.keys() - {"targets", "tiles", "end"}:
+        assert captured[name][0] == later[name][0], name
+
+
 def test_places_of_rows_depend_on_their_number_alone() -> None:
     few, many = (
         Layout(rows=8, tokens=8, seqs=8).places(),

@@ -188,3 +188,21 @@ def test_an_aborted_request_leaves_no_step_that_harms_the_next(directory: Path) 
     core.abort("a")
     assert not core.has_work
     assert run(core, [request("b", other, top_k=2)])["b"].tokens.data == want
+
+
+@pytest.mark.parametrize("top_k", [None, 0, 3])
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_single_tokens_of_a_prompt_stand_beside_decodes(directory: Path, budget: int, top_k: int | None) -> None:
+    """A budget that leaves a prompt one token a step: it samples nothing, and may be scored, among rows that do."""
+    texts = prompts(3, 12)
+    sampling = SamplingParams(temperature=0, max_tokens=6)
+    requests = [request(str(i), text, sampling, top_k=top_k, prompt_top_k=2 * (i == 2)) for i, text in enumerate(texts)]
+    roomy = run(make_core(directory), requests)
+    for overlap in (False, True):
+        tight = run(make_core(directory, max_num_batched_tokens=budget, overlap=overlap), requests)
+        for name, want in roomy.items():
+            if top_k is None:
+                assert tight[name].token_ids == want.token_ids
+            else:
+                assert_same_scores(tight[name].tokens, want.tokens, tolerance=1e-4)
+            assert_same_scores(tight[name].prompt, want.prompt, tolerance=1e-4)

@@ -43,14 +43,11 @@ def _dot_of_bfloat16() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _chosen() -> Iterator[None]:
     """Under the interpreter the kernels serve the CPU; a call that they did not serve fails."""
-    from neper.ops import attention_triton
-
     chosen = Backend("triton", "test")
     with (
         mock.patch.object(backends, "attention", return_value=chosen),
         mock.patch.object(attention, "paged_attention", side_effect=AssertionError("the reference")),
     ):
-        assert attention_triton.attend
         yield
 
 
@@ -204,8 +201,21 @@ def test_longer_chunks_need_tiles() -> None:
         step.run()
 
 
-def test_warm_up_runs_here_too() -> None:
-    attention.warm_up(4, 2, 16, 4, torch.float32, torch.device(DEVICE), normed=False)
+def test_variants_launch_each_kernel() -> None:
+    from neper.ops import attention_triton
+    from neper.ops.triton_launch import compile_all
+
+    device = torch.device(DEVICE)
+    names = ("decode_kernel", "write_kernel", "prefill_kernel")
+    kernels = {name: getattr(attention_triton, name) for name in names}
+    spies = {name: mock.MagicMock() for name in names}
+    for name, spy in spies.items():
+        spy.__getitem__.side_effect = kernels[name].__getitem__
+    found = attention_triton.variants(4, 2, 16, 4, torch.float32, device, normed=False)
+    assert found.kernels == tuple(kernels.values())
+    with mock.patch.multiple(attention_triton, **spies):
+        compile_all([found], device)
+    assert [spy.__getitem__.call_count for spy in spies.values()] == [1, 1, 1]
 
 
 def test_refuses_caches_that_are_not_contiguous() -> None:
@@ -244,17 +254,19 @@ def test_captured_graph_is_valid_for_other_contexts() -> None:
 @pytest.mark.skipif(DEVICE != "cuda", reason="only compiled kernels have variants")
 def test_serving_compiles_nothing_after_warm_up() -> None:
     from neper.ops.attention_kernels import decode_kernel, prefill_kernel, write_kernel
+    from neper.ops.attention_triton import variants
+    from neper.ops.triton_launch import compile_all
 
     kernels = (decode_kernel, write_kernel, prefill_kernel)
 
-    def variants() -> list[int]:
+    def counts() -> list[int]:
         return [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels]
 
     device = torch.device("cuda", torch.cuda.current_device())
-    attention.warm_up(8, 2, 64, 16, torch.bfloat16, device, normed=True)
-    before = variants()
+    compile_all([variants(8, 2, 64, 16, torch.bfloat16, device, normed=True)], device)
+    before = counts()
     case = Case((1,), (1,), heads=8, kv_heads=2, dim=64, block_size=16, dtype=torch.bfloat16)
     for queries, contexts in [((1,), (1,)), ((1,) * 7, (17, 99, 1, 1, 5, 300, 16)), ((1, 1, 2, 300), (5, 5, 2, 333))]:
         for window in (None, 16, 77):
             step_of(replace(case, query_lens=queries, context_lens=contexts, window=window)).run()
-    assert variants() == before
+    assert counts() == before

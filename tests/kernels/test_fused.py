@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from neper.ops import fused_triton
+from neper.ops.triton_launch import compile_all
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, randint, randn, some
 
 SIZES = [8, 200, 1024, 2560]
@@ -134,7 +135,7 @@ def test_warm_up_compiles_all_that_a_step_needs() -> None:
     import triton
 
     device = torch.device("cuda", torch.cuda.current_device())
-    fused_triton.warm_up(512, 1536, torch.bfloat16, device)
+    compile_all([fused_triton.variants(512, 1536, torch.bfloat16, device)], device)
     compiled: list[Any] = []
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_post_compile_hook = lambda **event: compiled.append(event)

@@ -190,12 +190,13 @@ def test_tokens_must_come_from_somewhere() -> None:
 @pytest.mark.skipif(DEVICE != "cuda", reason="of compiled kernels alone; the interpreter shows nothing here")
 def test_after_warm_up_nothing_is_compiled() -> None:
     from neper.ops import packing_triton
+    from neper.ops.triton_launch import compile_all
 
     def variants() -> int:
         kernels = packing_triton._best_kernel, packing_triton._chosen_kernel
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
-    packing_triton.warm_up(3000, torch.device(DEVICE, torch.cuda.current_device()))
+    compile_all([packing_triton.variants(3000, torch.device(DEVICE))], torch.device(DEVICE))
     before = variants()
     for listed, given in itertools.product(LISTED, (True, False)):
         test_rows_of_all_widths(given, listed)

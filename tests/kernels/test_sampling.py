@@ -94,7 +94,8 @@ def noise(row: Row, vocab: int) -> npt.NDArray[np.float64]:
 
     first, second = (np.uint32(key) for key in row.keys)
     h = mix(mix(np.arange(vocab, dtype=np.uint32) + first) ^ second)
-    return -np.log(-np.log(((h >> np.uint32(9)).astype(np.float64) + 0.5) / 2**23))
+    gumbel: npt.NDArray[np.float64] = -np.log(-np.log(((h >> np.uint32(9)).astype(np.float64) + 0.5) / 2**23))
+    return gumbel
 
 
 def candidates(logits: Tensor, row: Row) -> set[int]:
@@ -365,9 +366,10 @@ def test_captured_replayed_and_without_allocations() -> None:
 @pytest.mark.parametrize("vocab", [151936, 50257])
 def test_after_warm_up_nothing_is_compiled(vocab: int) -> None:
     from neper.ops import sampling_kernels
-    from neper.ops.sampling_triton import warm_up
+    from neper.ops.sampling_triton import variants
+    from neper.ops.triton_launch import compile_all
 
-    def variants() -> int:
+    def count() -> int:
         kernels = (
             sampling_kernels.best_kernel,
             sampling_kernels.draw_kernel,
@@ -377,9 +379,9 @@ def test_after_warm_up_nothing_is_compiled(vocab: int) -> None:
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
     logits = randn(40, vocab, seed=10, dtype=torch.bfloat16)
-    warm_up(logits)
-    warm_up(logits[1:])
-    before = variants()
+    compile_all([variants(vocab, torch.bfloat16, torch.device(DEVICE))], torch.device(DEVICE))
+    before = count()
     for first in (0, 1, 8, 39):
         chosen(logits[first:], some_rows(40 - first, vocab, seed=first))
-    assert variants() == before
+        chosen(logits[first:].float(), some_rows(40 - first, vocab, seed=first))
+    assert count() == before

@@ -17,6 +17,12 @@ from neper.ops.attention import QUERY_TILE, AttentionGroup, AttentionInputs, Att
 from neper.ops.sampling import Bias
 from neper.types import packed_width
 
+Want = tuple[bool, bool, int]
+"""What a row asks for, and stands by among the others: scored, its token is the first of its list, top_k."""
+
+_UNSCORED: Want = (False, False, 0)
+_PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0, "row_top_k": 0}
+
 
 @dataclass(frozen=True)
 class SampleInputs:
@@ -150,11 +156,15 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan) -> BatchInputs:
         """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
-        singles = sorted((chunk for chunk in plan.chunks if chunk.length == 1), key=_order)
+        wants = {chunk: _want(chunk) for chunk in plan.chunks if chunk.samples}
+        singles = sorted(
+            (chunk for chunk in plan.chunks if chunk.length == 1),
+            key=lambda chunk: (chunk not in wants, wants.get(chunk, _UNSCORED)),  # those without a row last
+        )
         chunks = (*singles, *(chunk for chunk in plan.chunks if chunk.length > 1))
         sampled = sorted(
             ((chunk, row) for chunk, row in zip(chunks, _last_rows(chunks), strict=True) if chunk.samples),
-            key=lambda item: _place(item[0]),
+            key=lambda item: wants[item[0]],
         )
         is_decode = len(singles) == len(chunks)
         num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
@@ -181,7 +191,7 @@ class BatchBuilder:
             token_ids=fields["token_ids"],
             attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
             is_decode=is_decode and in_order,
-            sample=self._sample_inputs(sampled, fields, in_order) if sampled else None,
+            sample=self._sample_inputs(sampled, wants, fields, in_order) if sampled else None,
             prompt_scores=tuple(_prompt_scores(chunks, fields["targets"])),
         )
 
@@ -213,69 +223,74 @@ class BatchBuilder:
 
     def _fill_tokens(self, arrays: dict[str, Array], chunks: Items[ScheduledChunk]) -> None:
         ids, positions, slot_mapping = arrays["token_ids"], arrays["positions"], arrays["slot_mapping"]
-        tables, targets = arrays["block_tables"], arrays["targets"]
+        tables, size = arrays["block_tables"], self._block_size
         arrays["table_stride"][0] = tables.shape[1]
-        row = target = 0
-        for i, chunk in enumerate(chunks):
-            seq, start, end = chunk.seq, chunk.start, chunk.end
-            blocks = seq.block_table
-            tables[i, : len(blocks)] = blocks
-            if chunk.length == 1:
-                ids[row] = -1 - seq.slot if chunk.pending else seq.token_ids[start]
-                positions[row] = start
-                slot_mapping[row] = blocks[start // self._block_size] * self._block_size + start % self._block_size
-            else:
-                rows = slice(row, row + chunk.length)
-                ids[rows] = seq.token_ids[start:end]
-                at = np.arange(start, end)
-                positions[rows] = at
-                held = np.asarray(blocks)
-                slot_mapping[rows] = held[at // self._block_size] * self._block_size + at % self._block_size
-            arrays["context_lens"][i] = end
-            scored = chunk.score_end - chunk.score_start
-            if scored:
-                targets[target : target + scored] = seq.token_ids[chunk.score_start : chunk.score_end]
-                target += scored
-            row += chunk.length
+        arrays["context_lens"][: len(chunks)] = [chunk.end for chunk in chunks]
+        arrays["context_lens"][len(chunks) :] = 0
+        for table, chunk in zip(tables, chunks, strict=False):
+            table[: len(chunk.seq.block_table)] = chunk.seq.block_table
+        singles = [chunk for chunk in chunks if chunk.length == 1]
+        row = len(singles)
+        ids[:row] = [-1 - chunk.seq.slot if chunk.pending else chunk.seq.token_ids[chunk.start] for chunk in singles]
+        positions[:row] = [chunk.start for chunk in singles]
+        slot_mapping[:row] = [
+            chunk.seq.block_table[chunk.start // size] * size + chunk.start % size for chunk in singles
+        ]
+        for chunk in chunks[len(singles) :]:
+            rows, at = slice(row, row + chunk.length), np.arange(chunk.start, chunk.end)
+            ids[rows] = chunk.seq.token_ids[chunk.start : chunk.end]
+            positions[rows] = at
+            slot_mapping[rows] = np.asarray(chunk.seq.block_table)[at // size] * size + at % size
+            row = rows.stop
         ids[row:] = positions[row:] = 0
         slot_mapping[row:] = -1
-        arrays["context_lens"][len(chunks) :] = 0
+        target = 0
+        for chunk in chunks:
+            scored = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
+            arrays["targets"][target : target + len(scored)] = scored
+            target += len(scored)
 
     def _fill_rows(self, arrays: dict[str, Array], sampled: list[tuple[ScheduledChunk, int]]) -> None:
         """Per-row fields. A row that pads has offset -1, so nothing of it is kept, and is greedy."""
         vocab_size, count = self._vocab_size, len(sampled)
-        for name, value in (("offsets", -1), ("listed", -1), ("hidden_rows", 0), ("slots", 0), ("row_top_k", 0)):
-            arrays[name][count:] = value
+        for name, padding in _PADDING.items():
+            arrays[name][count:] = padding
         for name, off in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("top_k", vocab_size), ("keys", 0)):
             arrays[name][:] = off
-        offset = 0
-        for row, (chunk, hidden_row) in enumerate(sampled):
-            seq, sampling = chunk.seq, chunk.seq.request.sampling
-            top_k = seq.request.logprobs.top_k if self._scores_on_device else None
-            arrays["hidden_rows"][row] = hidden_row
-            arrays["slots"][row] = seq.slot
-            arrays["offsets"][row] = offset
-            arrays["listed"][row] = -1 if top_k is None else top_k
-            arrays["row_top_k"][row] = max(1, top_k or 0)  # a greedy row's token is the first of its list
-            offset += packed_width(top_k)
+        if not sampled:
+            return
+        chunks = [chunk for chunk, _ in sampled]
+        top_ks = [chunk.seq.request.logprobs.top_k if self._scores_on_device else None for chunk in chunks]
+        widths = [packed_width(top_k) for top_k in top_ks]
+        arrays["hidden_rows"][:count] = [row for _, row in sampled]
+        arrays["slots"][:count] = [chunk.seq.slot for chunk in chunks]
+        arrays["offsets"][:count] = np.cumsum([0, *widths[:-1]])
+        arrays["listed"][:count] = [-1 if top_k is None else top_k for top_k in top_ks]
+        # A greedy row's token is the first of its list.
+        arrays["row_top_k"][:count] = [max(1, top_k or 0) for top_k in top_ks]
+        for row, chunk in enumerate(chunks):
+            sampling = chunk.seq.request.sampling
             if not sampling.greedy:
                 arrays["temperature"][row] = sampling.temperature
                 arrays["top_p"][row] = sampling.top_p
                 arrays["min_p"][row] = sampling.min_p
                 arrays["top_k"][row] = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
-                arrays["keys"].view(np.uint32)[row] = noise_keys(seq.seed, chunk.num_output_tokens)
+                arrays["keys"].view(np.uint32)[row] = noise_keys(chunk.seq.seed, chunk.num_output_tokens)
 
     def _sample_inputs(
-        self, sampled: list[tuple[ScheduledChunk, int]], fields: dict[str, Tensor], in_order: bool
+        self,
+        sampled: list[tuple[ScheduledChunk, int]],
+        wants: dict[ScheduledChunk, Want],
+        fields: dict[str, Tensor],
+        in_order: bool,
     ) -> SampleInputs:
         chunks = tuple(chunk for chunk, _ in sampled)
-        places = [_place(chunk) for chunk in chunks]
         params = [chunk.seq.request.sampling for chunk in chunks]
-        scored = groupby(place for place in places if place[0])
+        scored = groupby(wants[chunk] for chunk in chunks if wants[chunk][0])
         return SampleInputs(
             chunks=chunks,
             fields=fields,
-            num_chosen=sum(not listed for _, listed, _ in places),
+            num_chosen=sum(not wants[chunk][1] for chunk in chunks),
             drawn=tuple(row for row, p in enumerate(params) if not p.greedy),
             filtered=any(
                 not p.greedy and (0 < p.top_k < self._vocab_size or p.top_p < 1.0 or p.min_p > 0.0) for p in params
@@ -293,17 +308,12 @@ def _last_rows(chunks: Items[ScheduledChunk]) -> Array:
     return np.asarray(ends - 1)
 
 
-def _order(chunk: ScheduledChunk) -> tuple[bool, bool, bool, int]:
-    """Single tokens stand in the order of their rows, those without a row last."""
-    return not chunk.samples, *_place(chunk)
-
-
-def _place(chunk: ScheduledChunk) -> tuple[bool, bool, int]:
-    """What a row's place in SampleInputs follows from: scored, its token is the first of its list, top_k."""
+def _want(chunk: ScheduledChunk) -> Want:
+    """See Want."""
     request = chunk.seq.request
     top_k = request.logprobs.top_k
     if top_k is None:
-        return False, False, 0
+        return _UNSCORED
     sampling = request.sampling
     edits = chunk.seq.logit_edits(chunk.num_output_tokens)
     return True, sampling.greedy and not sampling.penalized and not len(edits.ids), top_k

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from neper import machine
+from neper.engine import memory
 from neper.engine.scheduler import ScheduledChunk, StepPlan
 from neper.engine.sequence import Sequence
 from neper.engine.settings import EngineSettings
@@ -52,11 +53,11 @@ def on_cpu() -> int:
     return int(min(_CPU_BYTES, machine.available_memory() * _CPU_SHARE))
 
 
-def on_gpu(settings: EngineSettings, model: ModelConfig, worst_step: Callable[[KVCache], None]) -> int:
+def on_gpu(settings: EngineSettings, model: ModelConfig, worst_steps: Callable[[KVCache], None]) -> int:
     """Bytes that the engine may still take for the cache, when everything else of it exists.
 
     Args:
-        worst_step: runs the step that takes the most memory, over a cache of one block.
+        worst_steps: runs the steps that take the most memory, over a cache of one block.
 
     Raises:
         StartupError: nothing is left.
@@ -66,7 +67,10 @@ def on_gpu(settings: EngineSettings, model: ModelConfig, worst_step: Callable[[K
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    worst_step(make_cache(model, settings, 1))
+    with memory.needed(
+        "a step of as many tokens and rows as allowed", "max_num_batched_tokens or max_num_seqs", device
+    ):
+        worst_steps(make_cache(model, settings, 1))
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
@@ -105,52 +109,61 @@ def fit(settings: EngineSettings, model: ModelConfig, cache_bytes: int, *, lower
         needed = (per_sequence + 1) * each
         if not lower_context or num_blocks < 2:
             raise StartupError(
-                f"a KV cache of {cache_bytes / 2**20:.0f} MiB cannot hold one request of {max_model_len} tokens, which "
-                f"takes {needed / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+                f"a KV cache of {format_size(cache_bytes)} cannot hold one request of {max_model_len} tokens, which "
+                f"takes {format_size(needed)}: raise kv_cache_memory or lower max_model_len"
             )
         max_model_len = (num_blocks - 1) * settings.block_size
         logger.warning(
-            "max_model_len lowered to %d: the KV cache of %.0f MiB holds no more (the model's %d would take %.0f MiB)",
+            "max_model_len lowered to %d: the KV cache of %s holds no more (the model's %d would take %s)",
             max_model_len,
-            cache_bytes / 2**20,
+            format_size(cache_bytes),
             settings.max_model_len,
-            needed / 2**20,
+            format_size(needed),
         )
     logger.info(
-        "context %d, KV cache %d blocks of %d tokens (%.0f MiB), prefix caching %s",
+        "context %d, KV cache %d blocks of %d tokens (%s), prefix caching %s",
         max_model_len,
         num_blocks - 1,
         settings.block_size,
-        num_blocks * each / 2**20,
+        format_size(num_blocks * each),
         "on" if settings.prefix_caching else "off",
     )
     return replace(settings, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
-def worst_plan(settings: EngineSettings) -> StepPlan:
-    """A step of as many tokens as fit, all scored with the longest lists, whose blocks are all the null block."""
-    length = min(settings.max_num_batched_tokens, settings.max_model_len)
-    chunks = []
-    for slot in range(min(settings.max_num_seqs, settings.max_num_batched_tokens // length)):
-        request = Request(
-            request_id=str(slot),
-            prompt_token_ids=[0] * length,
-            sampling=SamplingParams(max_tokens=1, temperature=0.0),
-            logprobs=LogprobParams(top_k=settings.max_logprobs, prompt_top_k=settings.max_logprobs),
-        )
-        seq = Sequence(request, settings.max_model_len)
-        seq.slot = slot
-        seq.block_table = [0] * -(-length // settings.block_size)
-        chunks.append(
-            ScheduledChunk(
-                seq=seq,
-                start=0,
-                length=length,
-                samples=True,
-                pending=False,
-                score_start=1,
-                score_end=length,
-                num_preemptions=0,
-            )
-        )
-    return StepPlan(tuple(chunks))
+def worst_plans(settings: EngineSettings) -> list[StepPlan]:
+    """The steps that take the most memory; their blocks are all the null block.
+
+    One has as many tokens as fit, all scored with the longest lists, the other as many rows as there can be, all of
+    them edited, drawn and scored.
+    """
+    longest = min(settings.max_num_batched_tokens, settings.max_model_len)
+    prompts = min(settings.max_num_seqs, settings.max_num_batched_tokens // longest)
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    edited = SamplingParams(max_tokens=1, presence_penalty=1.0, top_p=0.9)
+    return [
+        StepPlan(tuple(_chunk(settings, slot, longest, SamplingParams(max_tokens=1)) for slot in range(prompts))),
+        StepPlan(tuple(_chunk(settings, slot, 1, edited) for slot in range(rows))),
+    ]
+
+
+def _chunk(settings: EngineSettings, slot: int, length: int, sampling: SamplingParams) -> ScheduledChunk:
+    request = Request(
+        request_id=str(slot),
+        prompt_token_ids=[0] * length,
+        sampling=sampling,
+        logprobs=LogprobParams(top_k=settings.max_logprobs, prompt_top_k=settings.max_logprobs),
+    )
+    seq = Sequence(request, settings.max_model_len)
+    seq.slot = slot
+    seq.block_table = [0] * -(-length // settings.block_size)
+    return ScheduledChunk(
+        seq=seq,
+        start=0,
+        length=length,
+        samples=True,
+        pending=False,
+        score_start=1,
+        score_end=length,
+        num_preemptions=0,
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import asdict
+
+import torch
 
 from neper.config import EngineConfig
 from neper.engine import startup
@@ -16,6 +19,8 @@ from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends
 from neper.types import FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
+
+logger = logging.getLogger("neper.engine")
 
 
 class EngineCore:
@@ -114,6 +119,17 @@ class EngineCore:
             self._end(seq)
         return chunks
 
+    def device_usable(self) -> bool:
+        """Whether the device still computes: after some faults a process can launch nothing any more."""
+        if self.settings.device.type == "cpu":
+            return True
+        try:
+            torch.cuda.synchronize(self.settings.device)
+        except RuntimeError:
+            logger.exception("device %s is lost", self.settings.device)
+            return False
+        return True
+
     def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self.scheduler.running),
@@ -173,7 +189,9 @@ class EngineCore:
         # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
         if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
             self._end(seq)
-            return _failure(request_id, "the model produced logits that are not numbers for this request")
+            return _failure(
+                request_id, "the model produced logits that are not numbers for this request, or all ids are banned"
+            )
         keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
         if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)

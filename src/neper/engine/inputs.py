@@ -24,7 +24,8 @@ class Layout:
     """Where each field of a step lies, in words.
 
     The rows come first, so that their places depend on their number alone: what is captured for so many rows is
-    replayed after steps of any number of tokens.
+    replayed after steps of any number of tokens. What a decode step has comes before what only other steps have, so a
+    captured forward finds its inputs whatever else is in the step.
 
     Attributes:
         rows: rows that get a next token. tokens: flat tokens. seqs: sequences. targets: scored prompt positions.
@@ -57,9 +58,9 @@ class Layout:
             "slot_mapping": tokens,
             "context_lens": (self.seqs,),
             "table_stride": (1,),
+            "block_tables": (self.seqs, self.width),
             "targets": (self.targets,),
             "tiles": (self.tiles, 3),
-            "block_tables": (self.seqs, self.width),
         }
         places: dict[str, Place] = {}
         begin = 0

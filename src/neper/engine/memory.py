@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -41,12 +42,14 @@ def reserve(what: str, setting: str, nbytes: int, make: Callable[[], T], device:
         StartupError: it found no memory; the message says how much of the `nbytes` for `what` is missing on the device,
             and that lowering `setting` helps.
     """
+    free = free_bytes(device)
     try:
+        if nbytes > free and device.type == "cpu":
+            raise MemoryError  # the system would grant it, and end some process when it is used
         return make()
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _is_memory(error):
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
             raise
-        free = free_bytes(device)
         missing = (
             f"{machine.format_size(nbytes - free)} are missing"
             if nbytes > free
@@ -54,7 +57,23 @@ def reserve(what: str, setting: str, nbytes: int, make: Callable[[], T], device:
         )
         raise StartupError(
             f"no memory for {what}: {machine.format_size(nbytes)} on {device} asked for, {missing}; lower {setting}"
-        ) from None
+        ) from error
+
+
+@contextmanager
+def needed(what: str, setting: str, device: torch.device) -> Iterator[None]:
+    """What is done inside takes memory that nobody has counted.
+
+    Raises:
+        StartupError: there was not enough; the message names `what` and the `setting` to lower.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        free = machine.format_size(free_bytes(device))
+        raise StartupError(f"not enough memory for {what}: {free} are free on {device}; lower {setting}") from error
 
 
 def free_bytes(device: torch.device) -> int:
@@ -65,6 +84,7 @@ def free_bytes(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _is_memory(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "memory" in text or "alloc" in text
+def _is_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether it is memory that was lacking. What torch raises for pinned memory and on a CPU says so in words only."""
+    words = ("out of memory", "can't allocate", "cannot allocate", "not enough memory", "failed to allocate")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(w in str(error).lower() for w in words)

@@ -74,18 +74,22 @@ class EngineProcess:
             return 1
         self._send(Ready(core.capabilities, core.stats()))
         while self._take_messages(core):
-            if core.has_work:
-                self._step(core)
+            if core.has_work and not self._step(core):
+                return 1
         return 0
 
-    def _step(self, core: EngineCore) -> None:
+    def _step(self, core: EngineCore) -> bool:
+        """Compute one step and send what it brought. False = the device is lost: only a new process can go on."""
+        usable = True
         try:
             chunks = core.step()
         except Exception as error:  # a step that raises must not take the requests of tomorrow with it
             logger.exception("a step failed; its requests end with an error")
             chunks = core.fail_all(f"the engine failed in a step: {type(error).__name__}: {error}")
+            usable = core.device_usable()
         if chunks:
             self._send(Step(chunks, core.stats()))
+        return usable
 
     def _take_messages(self, core: EngineCore) -> bool:
         """Act on all messages that wait, waiting for one when there is nothing to compute. False = stop."""

@@ -73,6 +73,7 @@ class Readback:
         self._words: list[Tensor] = []
         self._rows: list[Tensor] = []
         self._prompt_rows: Tensor | None = None  # waited for when they are launched, so it is one
+        self._started: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class Readback:
                 self._prompt_rows = _pinned_rows(host_rows, dtype)
 
     def start(self, plan: StepPlan, packed: Packed) -> StepOutput:
-        """Start the copies of what a step has packed; what the device does later waits for them."""
+        """Start the copies of what a step has packed: see `hold`."""
         segments, words, host_rows = tuple(packed.segments), packed.words, packed.host_rows
         self.counters.scored_rows += packed.num_scored
         if words is None or not segments:
@@ -108,8 +109,14 @@ class Readback:
                 host_rows = replace(host_rows, logits=self._copy(host_rows.logits, self._rows[self._turn]))
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
-        current.wait_event(arrived)
+        self._started = arrived
         return StepOutput(plan, segments, words, host_rows, packed.prompt, arrived)
+
+    def hold(self) -> None:
+        """Have the device wait for the started copies: what it does from here on may overwrite what they read."""
+        if self._started is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._started)
+            self._started = None
 
     def read(self, output: StepOutput) -> StepResult:
         """Wait for a step's copies and cut them by chunk."""

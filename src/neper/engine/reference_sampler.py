@@ -44,33 +44,35 @@ class ReferenceSampler:
         return packed
 
     def _sample(self, hidden: Tensor, inputs: SampleInputs, words: list[Tensor], packed: Packed) -> None:
-        logits = self._decoder.logits(hidden.index_select(0, inputs.fields["hidden_rows"]))
+        # A row that has no next token (one token of a longer prompt) stands behind these.
+        count = len(inputs.chunks)
+        logits = self._decoder.logits(hidden.index_select(0, inputs.fields["hidden_rows"][:count]))
         packed.segments += token_segments(inputs, scored=not self._on_host)
         if self._on_host:
             packed.host_rows = host_rows(inputs, logits)
         if logits.device.type == "cpu":
             # Once for sampling and scores: both read float32, and the CPU reduces bfloat16 at a fifth of the speed.
             logits = logits.float()
-        chosen, plain = (len(inputs.chunks),) * 2 if self._on_host else (inputs.num_chosen, inputs.num_plain)
-        token_ids = torch.full((len(inputs.chunks),), -1, device=logits.device)
-        valid = torch.ones(len(inputs.chunks), dtype=torch.bool, device=logits.device)
+        chosen, plain = (count,) * 2 if self._on_host else (inputs.num_chosen, inputs.num_plain)
+        token_ids = torch.full((count,), -1, device=logits.device)
+        valid = torch.ones(count, dtype=torch.bool, device=logits.device)
         if chosen:
             self._choose(logits[:chosen], inputs, token_ids, valid)
         if plain:
             words.append(pack_tokens(token_ids[:plain], valid[:plain]))
-        if plain < len(inputs.chunks):
-            listed = chosen < len(inputs.chunks)
+        if plain < count:
+            listed = chosen < count
             scores = self._score(logits[plain:], token_ids[plain:] if chosen > plain else None, inputs, listed)
             best = scores.top_ids[:, 0].clamp(min=0) if listed else token_ids[plain:]
             token_ids[plain:] = torch.where(token_ids[plain:] < 0, best, token_ids[plain:])
             # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
             scores = scores._replace(rank=scores.rank.masked_fill(~valid[plain:], 0))
             start = 0
-            for top_k, count in inputs.scored:
-                part = slice(start, start + count)
+            for top_k, rows in inputs.scored:
+                part = slice(start, start + rows)
                 words.append(pack_scores(token_ids[plain:][part], scores.take(part), top_k))
-                start += count
-        self._last_tokens[inputs.fields["slots"].long()] = token_ids.int()
+                start += rows
+        self._last_tokens[inputs.fields["slots"][:count].long()] = token_ids.int()
 
     def _choose(self, logits: Tensor, inputs: SampleInputs, token_ids: Tensor, valid: Tensor) -> None:
         """Write the tokens of the first rows to `token_ids` and their validity to `valid`."""

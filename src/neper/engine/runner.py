@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,20 +52,35 @@ class ModelRunner:
         self._sampler = sampler
         self._last_tokens = last_tokens
         self._kernels = kernels
+        # Whether what a step's copies read lies where the next forward writes: logits for the host, or tensors that the
+        # allocator hands out again. Packed words on fixed buffers are only in the way of the next packing.
+        self._copies_logits = kernels is None or kernels.buffers.scores is None
         self._decoded_rows = 0
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepOutput:
         """Start one step: hidden states of its tokens, next tokens and scores where they are wanted, their copies."""
-        return self._launch(self._builder.build(plan))
+        with self._on_device():
+            return self._launch(plan)
 
-    def _launch(self, inputs: BatchInputs) -> StepOutput:
+    def _on_device(self) -> AbstractContextManager[object]:
+        """What is current is a thread's own affair, and streams and events belong to the current device."""
+        device = self.decoder.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+    def _launch(self, plan: StepPlan) -> StepOutput:
         assert self.kv_cache is not None
+        if self._copies_logits:
+            self.readback.hold()
+        inputs = self._builder.build(plan)
         self._decoded_rows = len(inputs.token_ids) if inputs.is_decode else 0
         if self._kernels is not None and inputs.is_decode:
-            packed = self._kernels.run(self._decode(self._kernels, inputs), inputs, logits_made=True)
+            hidden = self._decode(self._kernels, inputs)
+            self.readback.hold()
+            packed = self._kernels.run(hidden, inputs, logits_made=True)
         else:
             hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
+            self.readback.hold()
             packed = self._sampler.run(hidden, inputs)
         return self.readback.start(inputs.plan, packed)
 

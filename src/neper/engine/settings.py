@@ -82,15 +82,16 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
 
 def choose_scoring(asked: str | None, device: torch.device, vocab_size: int) -> str:
     """Where logprobs are computed, "device" or "host": the host where a GPU's kernels cannot, else as asked for."""
-    kernels = backends.scoring(device)
-    if vocab_size > backends.MAX_KERNEL_VOCAB:
-        kernels = backends.Backend("reference", f"a vocabulary of {vocab_size} ids is beyond the kernels' 2^20")
-    if device.type == "cpu" or kernels.name == "triton":
-        return asked or "device"
-    if asked == "device":
-        raise StartupError(f"logprobs cannot be computed on {device}: {kernels.why}; use scoring host")
-    logger.warning("logprobs are computed on the host, from whole rows of logits: %s", kernels.why)
-    return "host"
+    why = ""
+    if device.type != "cpu" and backends.scoring(device).name != "triton":
+        why = "Triton is not installed"
+    elif device.type != "cpu" and vocab_size > backends.MAX_KERNEL_VOCAB:
+        why = f"a vocabulary of {vocab_size} ids is beyond the kernels' 2^20"
+    if asked == "device" and why:
+        raise StartupError(f"logprobs cannot be computed on {device}: {why}; use scoring host")
+    if asked is None and why:
+        logger.warning("logprobs are computed on the host, from whole rows of logits: %s", why)
+    return asked or ("host" if why else "device")
 
 
 def choose_device(name: str | None) -> torch.device:

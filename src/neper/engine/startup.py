@@ -13,7 +13,7 @@ from neper.engine.allocator import keep_freed_memory
 from neper.engine.batch import BatchBuilder, row_buckets
 from neper.engine.inputs import InputBuffers, Layout
 from neper.engine.penalties import PenaltyTables
-from neper.engine.readback import Readback
+from neper.engine.readback import Counters, Readback
 from neper.engine.reference_sampler import ReferenceSampler
 from neper.engine.runner import ModelRunner
 from neper.engine.settings import EngineSettings
@@ -22,7 +22,7 @@ from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
 from neper.models.model_config import ModelConfig
 from neper.models.source import ModelSource
-from neper.ops import attention, backends, warm_up
+from neper.ops import attention, backends
 from neper.types import Progress, packed_width
 
 logger = logging.getLogger("neper.engine")
@@ -47,34 +47,41 @@ def build(
         torch.cuda.set_device(chosen.device)
     for family, backend in backends.chosen(chosen.device).items():
         logger.info("%s: %s (%s)", family, backend.name, backend.why)
-    if decoder is None:
-        decoder = registry.load(source, dtype=chosen.dtype, device=chosen.device, progress=progress)
-    decoder.prepare(chosen.max_model_len)
+    with memory.needed("the model's weights", "the number of other programs on the device", chosen.device):
+        if decoder is None:
+            decoder = registry.load(source, dtype=chosen.dtype, device=chosen.device, progress=progress)
+        decoder.prepare(chosen.max_model_len)
     if chosen.device.type != "cpu":
         started = time.monotonic()
-        _compile(decoder, chosen)
+        with memory.needed("compiling the kernels", "the number of other programs on the device", chosen.device):
+            _compile(decoder, chosen)
         logger.info("compiled the kernels in %.1f s; they are kept for the next start", time.monotonic() - started)
     runner = _runner(decoder, chosen, model)
     chosen = _with_cache(runner, config, chosen, model)
     if chosen.cuda_graphs:
         started = time.monotonic()
-        runner.capture(row_buckets(chosen.max_num_seqs), progress)
+        with memory.needed("CUDA graphs", "gpu_memory_utilization or kv_cache_memory", chosen.device):
+            runner.capture(row_buckets(chosen.max_num_seqs), progress)
         logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
     return chosen, runner
 
 
 def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     """Compile what requests will need, so that none waits for it."""
-    vocab_size = decoder.config.vocab_size
-    decoder.warm_up(chosen.block_size)
+    device, dtype, vocab_size = chosen.device, chosen.dtype, decoder.config.vocab_size
+    needed = decoder.variants(chosen.block_size)
     if chosen.scoring == "device":
-        warm_up(vocab_size=vocab_size, dtype=chosen.dtype, max_top_k=chosen.max_logprobs, device=chosen.device)
-    if backends.steps(chosen.device, vocab_size, decoder.config.head_dim).name == "triton":
+        from neper.ops import logprobs_triton
+
+        needed.append(logprobs_triton.variants(vocab_size, dtype, chosen.max_logprobs, device))
+    if backends.steps(device, vocab_size, decoder.config.head_dim).name == "triton":
         from neper.ops import packing_triton, sampling_triton
 
-        logits = torch.zeros(2, vocab_size, dtype=chosen.dtype, device=chosen.device)
-        sampling_triton.warm_up(logits)
-        packing_triton.warm_up(vocab_size, chosen.device)
+        needed += [sampling_triton.variants(vocab_size, dtype, device), packing_triton.variants(vocab_size, device)]
+    if needed:
+        from neper.ops import triton_launch
+
+        triton_launch.compile_all(needed, device)
 
 
 def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> ModelRunner:
@@ -130,12 +137,14 @@ def _with_cache(
         cache_bytes = cache_size.on_cpu()
     if cache_bytes is None:
 
-        def worst_step(cache: KVCache) -> None:
+        def worst_steps(cache: KVCache) -> None:
             runner.kv_cache = cache
-            runner.readback.read(runner.launch(cache_size.worst_plan(chosen)))
+            for plan in cache_size.worst_plans(chosen):
+                runner.readback.read(runner.launch(plan))
             runner.kv_cache = None
 
-        cache_bytes = cache_size.on_gpu(chosen, model, worst_step)
+        cache_bytes = cache_size.on_gpu(chosen, model, worst_steps)
+        runner.readback.counters = Counters()
     chosen = cache_size.fit(chosen, model, cache_bytes, lower_context=config.max_model_len is None)
     runner.kv_cache = memory.reserve(
         "the KV cache",

@@ -12,6 +12,7 @@ from neper.ops import backends
 from neper.ops.attention import AttentionInputs
 from neper.ops.fused import embed
 from neper.ops.linear import allocate_scratch
+from neper.ops.triton_launch import Variants
 
 
 class DecoderLayer:
@@ -57,6 +58,7 @@ class Decoder:
         self.layers = [DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self._rotary = torch.empty(0, config.head_dim, device=device)
+        self._kept: list[Tensor] = []
         self.lm_head = Linear(
             config.hidden_size,
             {"lm_head": config.vocab_size},
@@ -69,6 +71,7 @@ class Decoder:
     def prepare(self, num_positions: int) -> None:
         """Make the rotary table for so many positions, and what the kernels for few rows work on."""
         if len(self._rotary) < num_positions:
+            self._kept.append(self._rotary)  # graphs that were captured with it go on reading it
             self._rotary = rotary_table(self.config, num_positions, self.device)
         linears = self._linears()
         if linears[0].scratch is None:
@@ -76,33 +79,37 @@ class Decoder:
             for linear in linears:
                 linear.scratch = scratch
 
-    def warm_up(self, block_size: int) -> None:
-        """Compile what steps over a cache of such blocks need; nothing where torch computes."""
-        config = self.config
-        if backends.attention(self.device).name == "triton":
+    def variants(self, block_size: int) -> list[Variants]:
+        """What steps over a cache of such blocks need of the kernels, to be compiled; nothing where torch computes."""
+        config, needed = self.config, []
+        if backends.attention(self.device).name == "triton" and config.head_dim <= backends.MAX_KERNEL_HEAD_DIM:
             from neper.ops import attention_triton
 
-            attention_triton.warm_up(
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                block_size,
-                self.dtype,
-                self.device,
-                normed=config.qk_norm,
+            needed.append(
+                attention_triton.variants(
+                    config.num_heads,
+                    config.num_kv_heads,
+                    config.head_dim,
+                    block_size,
+                    self.dtype,
+                    self.device,
+                    normed=config.qk_norm,
+                )
             )
         if backends.fused(self.device).name == "triton":
             from neper.ops import fused_triton
 
-            fused_triton.warm_up(config.hidden_size, config.intermediate_size, self.dtype, self.device)
+            needed.append(fused_triton.variants(config.hidden_size, config.intermediate_size, self.dtype, self.device))
         if self.lm_head.scratch is not None:
             from neper.ops import linear_triton
 
             first = self.layers[0]
             gate_up = first.mlp.gate_up_proj
             plain = (first.self_attn.qkv_proj, first.self_attn.o_proj, first.mlp.down_proj, self.lm_head)
-            weights = [(gate_up.weight, gate_up.bias is None), *((linear.weight, False) for linear in plain)]
-            linear_triton.warm_up(weights, linear_triton.BUCKETS, self.device)
+            products = [(gate_up.weight, gate_up.bias, gate_up.bias is None)]
+            products += [(linear.weight, linear.bias, False) for linear in plain]
+            needed.append(linear_triton.variants(products, self.device))
+        return needed
 
     def forward(
         self, token_ids: Tensor, kv_cache: KVCache, attention: AttentionInputs, last_tokens: Tensor | None = None

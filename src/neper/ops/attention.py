@@ -151,27 +151,6 @@ def allocate_scratch(
     return attention_triton.allocate_scratch(max_rows, num_heads, num_kv_heads, head_dim, device)
 
 
-def warm_up(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    normed: bool,
-) -> None:
-    """Compile what `attend` needs for a model of this shape, whatever its windows; nothing where torch computes.
-
-    Args:
-        normed: queries and keys have norms.
-    """
-    if _with_kernels(head_dim, device):
-        from neper.ops import attention_triton
-
-        attention_triton.warm_up(num_heads, num_kv_heads, head_dim, block_size, dtype, device, normed=normed)
-
-
 def attend(
     qkv: Tensor,
     k_cache: Tensor,

@@ -6,44 +6,30 @@ At a few rows they are pure latency: what no kernel writes (weights) is loaded b
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from neper.ops.triton_common import await_turn
+from neper.ops.triton_launch import Variants, launch_options
 
 # A longer row would not fit a program's registers.
 MAX_SIZE = 16384
-# Whether a kernel lets the next one start before it has itself waited for the one ahead. Then kernels may touch nothing
-# but weights before their wait: what is older than the kernel ahead need not be complete by then.
-EARLY = False
 # Columns of one program of `silu_mul`: few where rows are few, so that one row occupies many multiprocessors.
 _NARROW, _WIDE = 512, 2048
 _WIDE_FROM_ROWS = 256
 
 
-@triton.jit
-def begin(EARLY: tl.constexpr):
-    """Wait for the kernel ahead, and let the next one start: before the wait if EARLY, else after it."""
-    if EARLY:
-        gdc_launch_dependents()
-    gdc_wait()
-    if not EARLY:
-        gdc_launch_dependents()
-
-
 @triton.jit(do_not_specialize_on_alignment=["token_ids", "last_tokens"])
 def embed_kernel(
-    token_ids, table, table_stride, last_tokens, out, D,
-    BLOCK: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
+    token_ids, table, table_stride, last_tokens, out, D, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    if PDL:
-        begin(EARLY)
+    await_turn(PDL)
     token = tl.load(token_ids + row).to(tl.int64)
     if token < 0:
         token = tl.load(last_tokens + (-1 - token)).to(tl.int64)
@@ -55,15 +41,14 @@ def embed_kernel(
 @triton.jit
 def norm_kernel(
     x, x_stride, delta, delta_stride, weight, out, D, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = x * rsqrt(mean(x^2) + eps) * weight; with ADD x += delta first, rounded and stored."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < D
     w = tl.load(weight + column, mask=inside, other=0.0)
-    if PDL:
-        begin(EARLY)
+    await_turn(PDL)
     source = x + row * x_stride + column
     h = tl.load(source, mask=inside, other=0.0)
     if ADD:
@@ -76,13 +61,12 @@ def norm_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, stride, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
+def silu_mul_kernel(gate_up, stride, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     source = gate_up + row * stride + column
-    if PDL:
-        begin(EARLY)
+    await_turn(PDL)
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, silu(gate) * up, mask=inside)
@@ -124,62 +108,25 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = _NARROW if rows < _WIDE_FROM_ROWS else _WIDE
     if rows:
-        pdl = dependent_launch(gate_up.device)
         silu_mul_kernel[(rows, triton.cdiv(size, block))](
-            gate_up, gate_up.stride(0), out, size,
-            BLOCK=block, PDL=pdl, EARLY=EARLY, num_warps=block // 256, **launch_options(pdl),
-        )  # fmt: skip
+            gate_up, gate_up.stride(0), out, size, BLOCK=block, num_warps=block // 256, **launch_options(gate_up.device)
+        )
     return out
 
 
-def warm_up(hidden_size: int, intermediate_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compile what a model of these sizes needs."""
-    x = torch.zeros(_WIDE_FROM_ROWS, hidden_size, dtype=dtype, device=device)
+def variants(hidden_size: int, intermediate_size: int, dtype: torch.dtype, device: torch.device) -> Variants:
+    """What a model of these sizes needs."""
+    x = torch.zeros(1, hidden_size, dtype=dtype, device=device)
     gate_up = torch.zeros(_WIDE_FROM_ROWS, 2 * intermediate_size, dtype=dtype, device=device)
     ids = torch.zeros(1, dtype=torch.int32, device=device)
-    variants: list[Callable[[], Any]] = [
+    launches: list[Callable[[], Any]] = [
         partial(embed, ids, x, ids),
         partial(rms_norm, x, x[0], 1e-6),
         partial(add_rms_norm, x, x.clone(), x[0], 1e-6),
         partial(silu_mul, gate_up),
         partial(silu_mul, gate_up[:1]),
     ]
-    compile_all(variants, [embed_kernel, norm_kernel, silu_mul_kernel], device)
-
-
-def compile_all(variants: list[Callable[[], Any]], kernels: list[Any], device: torch.device) -> None:
-    """Launch `variants` of `kernels`, each in a thread: most of a compilation runs outside the interpreter lock."""
-
-    def launch(variant: Callable[[], Any]) -> None:
-        if device.type == "cpu":
-            variant()
-        else:
-            with torch.accelerator.device_index(device.index):  # the current device is a thread's own affair
-                variant()
-
-    if device.type == "cpu":
-        for variant in variants:
-            launch(variant)
-        return
-    for kernel in kernels:
-        # Threads that both find no table of a kernel's variants would each make one, and one of them be lost.
-        kernel.device_caches[device.index]
-    with ThreadPoolExecutor(min(16, len(variants))) as pool:
-        for done in [pool.submit(launch, variant) for variant in variants]:
-            done.result()
-    torch.accelerator.synchronize(device)
-
-
-@cache
-def dependent_launch(device: torch.device) -> bool:
-    """Whether kernels start while the one ahead of them still runs, and wait inside."""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def launch_options(pdl: bool) -> dict[str, Any]:
-    """Options of a launch that only a device with dependent launches knows."""
-    return {"launch_pdl": True} if pdl else {}
+    return Variants((embed_kernel, norm_kernel, silu_mul_kernel), launches)
 
 
 def _rows(kernel: Any, out: Tensor, *arguments: Any, **constants: Any) -> None:
@@ -188,9 +135,7 @@ def _rows(kernel: Any, out: Tensor, *arguments: Any, **constants: Any) -> None:
     if size > MAX_SIZE:
         raise ValueError(f"rows of {size} values are too long for a kernel: at most {MAX_SIZE}")
     block = triton.next_power_of_2(size)
-    pdl = dependent_launch(out.device)
     if rows:
         # 16 values a thread: two 16-byte loads of bfloat16.
         warps = min(16, max(1, block // 512))
-        options = {"num_warps": warps, **launch_options(pdl)}
-        kernel[(rows,)](*arguments, BLOCK=block, PDL=pdl, EARLY=EARLY, **constants, **options)
+        kernel[(rows,)](*arguments, BLOCK=block, num_warps=warps, **constants, **launch_options(out.device))

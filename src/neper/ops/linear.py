@@ -37,8 +37,9 @@ def linear(
     if scratch is not None and x.shape[0] <= _MAX_ROWS:
         from neper.ops import linear_triton
 
-        if linear_triton.supports(x, weight):
-            return linear_triton.skinny_linear(x, weight, bias, out, scratch=scratch)
+        config = linear_triton.choose(x.shape[0], *weight.shape)
+        if config is not None and linear_triton.supports(x, weight):
+            return linear_triton.skinny_linear(x, weight, bias, out, scratch=scratch, config=config)
     if out is None:
         return F.linear(x, weight, bias)
     if bias is None:

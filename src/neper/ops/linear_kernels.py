@@ -1,8 +1,8 @@
 """Kernels for products of a few rows with a weight matrix, which take as long as reading the weights does.
 
-`gemv_kernel` (up to 4 rows) multiplies in float32 as the weights arrive in registers; `dot_kernel` (up to 64) uses
-matrix instructions with the weights as their long side, and may divide K among programs. Nothing writes weights, so
-both ask for their first ones before they wait for the kernel that makes x.
+`gemv_kernel` (one row) multiplies in float32 as the weights arrive in registers; `dot_kernel` (up to 64) uses matrix
+instructions with the weights as their long side, and may divide K among programs. Nothing writes weights, so they can
+ask for the first ones before they wait for the kernel that makes x.
 
 A program's rows of the weight are consecutive, or with GATED alternately one of the gate half and the same of the up
 half, whose results become silu(gate) * up.
@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from neper.ops.fused_triton import begin, silu
+from neper.ops.fused_triton import silu
+from neper.ops.triton_common import await_turn
 
 
 @triton.jit
@@ -44,54 +45,39 @@ def _prefetch_rows(base, first, count, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _load(pointers, column, first, K: tl.constexpr, BK: tl.constexpr):
-    """The weights of one step, 0 beyond K."""
+    """What is at pointers + first, 0 where column + first is beyond K."""
     if K % BK == 0:
-        w = tl.load(pointers + first)
+        values = tl.load(pointers + first)
     else:
-        w = tl.load(pointers + first, mask=column + first < K, other=0.0)
-    return w
+        values = tl.load(pointers + first, mask=column + first < K, other=0.0)
+    return values
 
 
 @triton.jit
-def _multiply(w, x):
-    """[C, MB, BN]: sums over 8 columns of x [C, MB, 1, 8] times w [C, 1, BN, 8]."""
-    return tl.sum(x.to(tl.float32) * w.to(tl.float32), axis=3)
-
-
-@triton.jit(do_not_specialize=["M"])
 def gemv_kernel(
-    x, x_stride, weight, bias, out, M, N,
-    K: tl.constexpr, MB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREFETCH: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, bias, out, N,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = x [M, K] @ weight [N, K].T + bias, M <= MB. A program makes BN columns."""
+    """out [N] = weight [N, K] @ x [K] + bias. A program makes BN values."""
     STEPS: tl.constexpr = (K + BK - 1) // BK
     tile = tl.program_id(0)
-    local = tl.arange(0, BN)
-    row = _weight_rows(local, tile, N, BN, GATED)
-    m = tl.arange(0, MB)
-    # Four dimensions from the start: columns / 8, row of x, row of the weight, and the columns that a thread loads at
-    # once. In this order both sides are loaded by the threads that multiply them.
-    column = tl.arange(0, BK // 8)[:, None, None, None] * 8 + tl.arange(0, 8)[None, None, None, :]
-    w_pointers = weight + row[None, None, :, None] * K + column
-    x_pointers = x + m[None, :, None, None] * x_stride + column
-    present = (m < M)[None, :, None, None]
-    w = _load(w_pointers, column, 0, K, BK)
-    if PDL:
-        if PREFETCH > 0:
-            _prefetch_rows(weight + row * K, BK, PREFETCH, K, BK)
-        begin(EARLY)
-    v = tl.load(x_pointers, mask=present & (column < K), other=0.0)
-    total = tl.zeros([BK // 8, MB, BN], tl.float32)
+    row = _weight_rows(tl.arange(0, BN), tile, N, BN, GATED)
+    # Three dimensions from the start: columns / 8, row of the weight, and the columns that a thread loads at once. In
+    # this order both sides are loaded by the threads that multiply them.
+    column = tl.arange(0, BK // 8)[:, None, None] * 8 + tl.arange(0, 8)[None, None, :]
+    pointers = weight + row[None, :, None] * K + column
+    w = _load(pointers, column, 0, K, BK)
+    await_turn(PDL)
+    v = _load(x + column, column, 0, K, BK)
+    total = tl.zeros([BK // 8, BN], tl.float32)
     for step in range(1, STEPS):
-        first = step * BK
-        next_w = _load(w_pointers, column, first, K, BK)
-        next_v = tl.load(x_pointers + first, mask=present & (column + first < K), other=0.0)
-        total += _multiply(w, v)
+        next_w = _load(pointers, column, step * BK, K, BK)
+        next_v = _load(x + column, column, step * BK, K, BK)
+        total += tl.sum(v.to(tl.float32) * w.to(tl.float32), axis=2)
         w = next_w
         v = next_v
-    total += _multiply(w, v)
-    _finish(tl.trans(tl.sum(total, axis=0)), row, tile, bias, out, M, N, MB, BN, GATED, BIAS)
+    total += tl.sum(v.to(tl.float32) * w.to(tl.float32), axis=2)
+    _finish(tl.sum(total, axis=0)[:, None], row, tile, bias, out, 1, N, 1, BN, GATED, BIAS)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -99,7 +85,6 @@ def dot_kernel(
     x, x_stride, weight, bias, out, M, N, partials, tickets,
     K: tl.constexpr, MB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
     WIDE: tl.constexpr, PREFETCH: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [M, N] = x [M, K] @ weight [N, K].T + bias, M <= MB. SPLIT programs share K for each BN columns.
 
@@ -114,10 +99,9 @@ def dot_kernel(
     row = _weight_rows(local, tile, N, BN, GATED)
     m = tl.arange(0, MB)
     column = tl.arange(0, BK)
-    if PDL:
-        if PREFETCH > 0:
-            _prefetch_rows(weight + row * K, start * BK, tl.minimum(PREFETCH, (end - start) * BK), K, BK)
-        begin(EARLY)
+    if PREFETCH > 0 and PDL:
+        _prefetch_rows(weight + row * K, start * BK, tl.minimum(PREFETCH, (end - start) * BK), K, BK)
+    await_turn(PDL)
     w_pointers = weight + row[:, None] * K + column[None, :]
     x_pointers = x + m[:, None] * x_stride + column[None, :]
     present = (m < M)[:, None]

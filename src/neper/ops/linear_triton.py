@@ -6,9 +6,9 @@ Such a product takes as long as reading its weights, so what counts is how many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from neper.ops import fused_triton
 from neper.ops.linear_kernels import dot_kernel, gemv_kernel
+from neper.ops.triton_launch import Variants, launch_options
 
 MAX_ROWS = 64
 # Rows of x that the kernels are compiled for. A row's bits depend on which of them its step falls into, not on more.
-BUCKETS = (1, 4, 16, 32, 64)
-# Up to so many rows they are multiplied without matrix instructions.
-_GEMV_ROWS = 4
+BUCKETS = (1, 16, 32, 64)
 _MAX_SPLIT = 8
 _MAX_SPLIT_COLUMNS = 65536
 _MAX_TILES = 4096
@@ -42,13 +41,11 @@ class Gemv:
         rows: of the weight, for one program.
         columns: read at a time: 256 for each warp, or a multiple of that.
         warps: of one program, side by side along a row.
-        prefetch: columns beyond the first read that are asked for before x is there.
     """
 
     rows: int
     columns: int
     warps: int
-    prefetch: int
 
 
 @dataclass(frozen=True)
@@ -75,43 +72,43 @@ Config = Gemv | Dot
 
 # What was measured to be best on an H200: (N, K, gated, rows of x) → how, None = torch.
 TUNED: dict[tuple[int, int, bool, int], Config | None] = {
-    (6144, 2560, False, 1): Gemv(rows=4, columns=512, warps=2, prefetch=0),
+    (6144, 2560, False, 1): Gemv(rows=4, columns=512, warps=2),
     (6144, 2560, False, 16): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
     (6144, 2560, False, 32): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
     (6144, 2560, False, 64): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
-    (2560, 4096, False, 1): Gemv(rows=4, columns=1024, warps=4, prefetch=0),
+    (2560, 4096, False, 1): Gemv(rows=4, columns=1024, warps=4),
     (2560, 4096, False, 16): Dot(rows=64, columns=128, split=3, stages=4, warps=4, prefetch=0),
     (2560, 4096, False, 32): Dot(rows=64, columns=128, split=3, stages=4, warps=4, prefetch=0),
     (2560, 4096, False, 64): Dot(rows=64, columns=128, split=3, stages=4, warps=4, prefetch=0),
-    (19456, 2560, True, 1): Gemv(rows=4, columns=512, warps=1, prefetch=0),
+    (19456, 2560, True, 1): Gemv(rows=4, columns=512, warps=1),
     (19456, 2560, True, 16): Dot(rows=64, columns=128, split=1, stages=3, warps=4, prefetch=0),
     (19456, 2560, True, 32): Dot(rows=128, columns=64, split=1, stages=4, warps=4, prefetch=0),
     (19456, 2560, True, 64): Dot(rows=128, columns=64, split=1, stages=4, warps=4, prefetch=320),
-    (2560, 9728, False, 1): Gemv(rows=4, columns=1024, warps=4, prefetch=0),
+    (2560, 9728, False, 1): Gemv(rows=4, columns=1024, warps=4),
     (2560, 9728, False, 16): Dot(rows=64, columns=128, split=5, stages=3, warps=4, prefetch=384),
     (2560, 9728, False, 32): Dot(rows=64, columns=128, split=5, stages=3, warps=4, prefetch=384),
     (2560, 9728, False, 64): Dot(rows=64, columns=128, split=3, stages=4, warps=4, prefetch=768),
-    (151936, 2560, False, 1): Gemv(rows=4, columns=512, warps=1, prefetch=0),
+    (151936, 2560, False, 1): Gemv(rows=4, columns=512, warps=1),
     (151936, 2560, False, 16): Dot(rows=64, columns=128, split=1, stages=3, warps=4, prefetch=0),
     (151936, 2560, False, 32): Dot(rows=64, columns=128, split=1, stages=3, warps=4, prefetch=0),
     (151936, 2560, False, 64): None,
-    (4096, 1024, False, 1): Gemv(rows=4, columns=512, warps=2, prefetch=0),
+    (4096, 1024, False, 1): Gemv(rows=4, columns=512, warps=2),
     (4096, 1024, False, 16): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=1024),
     (4096, 1024, False, 32): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=1024),
     (4096, 1024, False, 64): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
-    (1024, 2048, False, 1): Gemv(rows=4, columns=2048, warps=4, prefetch=0),
+    (1024, 2048, False, 1): Gemv(rows=4, columns=2048, warps=4),
     (1024, 2048, False, 16): Dot(rows=64, columns=128, split=4, stages=4, warps=4, prefetch=512),
     (1024, 2048, False, 32): Dot(rows=64, columns=128, split=4, stages=4, warps=4, prefetch=512),
     (1024, 2048, False, 64): Dot(rows=64, columns=128, split=4, stages=4, warps=4, prefetch=512),
-    (6144, 1024, True, 1): Gemv(rows=4, columns=512, warps=2, prefetch=0),
+    (6144, 1024, True, 1): Gemv(rows=4, columns=512, warps=2),
     (6144, 1024, True, 16): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
     (6144, 1024, True, 32): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
     (6144, 1024, True, 64): Dot(rows=64, columns=128, split=1, stages=4, warps=4, prefetch=0),
-    (1024, 3072, False, 1): Gemv(rows=4, columns=2048, warps=8, prefetch=0),
+    (1024, 3072, False, 1): Gemv(rows=4, columns=2048, warps=8),
     (1024, 3072, False, 16): Dot(rows=64, columns=128, split=6, stages=4, warps=4, prefetch=512),
     (1024, 3072, False, 32): Dot(rows=64, columns=128, split=6, stages=4, warps=4, prefetch=512),
     (1024, 3072, False, 64): Dot(rows=64, columns=128, split=6, stages=4, warps=4, prefetch=0),
-    (151936, 1024, False, 1): Gemv(rows=4, columns=512, warps=2, prefetch=0),
+    (151936, 1024, False, 1): Gemv(rows=4, columns=512, warps=2),
     (151936, 1024, False, 16): Dot(rows=64, columns=128, split=1, stages=3, warps=4, prefetch=0),
     (151936, 1024, False, 32): Dot(rows=64, columns=128, split=1, stages=3, warps=4, prefetch=0),
     (151936, 1024, False, 64): Dot(rows=64, columns=128, split=1, stages=3, warps=4, prefetch=0),
@@ -186,7 +183,7 @@ def skinny_linear(
     """
     _check(x, weight)
     if config is None:
-        config = choose(x.shape[0], *weight.shape, processors=_processors(x.device))
+        config = choose(x.shape[0], *weight.shape)
         if config is None:
             result = F.linear(x, weight, bias)
             return result if out is None else out.copy_(result)
@@ -210,7 +207,7 @@ def skinny_gate_up(
     """
     _check(x, weight)
     if config is None:
-        config = choose(x.shape[0], *weight.shape, gated=True, processors=_processors(x.device))
+        config = choose(x.shape[0], *weight.shape, gated=True)
         if config is None:
             return fused_triton.silu_mul(F.linear(x, weight))
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
@@ -222,50 +219,47 @@ def bucket_of(rows: int) -> int:
     return next(bucket for bucket in BUCKETS if rows <= bucket)
 
 
-def choose(m: int, n: int, k: int, *, gated: bool = False, processors: int = 132) -> Config | None:
-    """How to multiply [m, k] with [n, k]; None = torch is as quick, or nobody has measured it.
+def choose(m: int, n: int, k: int, *, gated: bool = False) -> Config | None:
+    """How to multiply [m, k] with [n, k]; None = torch.
 
-    With a few rows of x the first candidate was better than torch in all ten shapes that were measured; with more it
-    takes the right one, so what was not measured is torch's.
+    It is what `TUNED` says. Shapes that are not in it: for one row the first candidate, which was better than torch in
+    all ten that were measured; for more rows torch, for there it takes the right candidate.
     """
     bucket = bucket_of(m)
-    if (n, k, gated, bucket) in TUNED or bucket > _GEMV_ROWS:
+    if (n, k, gated, bucket) in TUNED or bucket > 1:
         return TUNED.get((n, k, gated, bucket))
-    return candidates(m, n, k, processors=processors)[0]
+    return candidates(m, n, k)[0]
 
 
 def candidates(m: int, n: int, k: int, *, processors: int = 132) -> list[Config]:
     """At most 12 ways to multiply [m, k] with [n, k] that are worth measuring, the most promising first."""
     bucket = bucket_of(m)
-    found: Iterable[Config] = _gemvs(bucket, n, k) if bucket <= _GEMV_ROWS else _dots(bucket, n, k, processors)
+    found: Iterable[Config] = _gemvs(n, k) if bucket == 1 else _dots(bucket, n, k, processors)
     return list(dict.fromkeys(found))[:12]
 
 
-def warm_up(weights: Sequence[tuple[Tensor, bool]], rows: Sequence[int], device: torch.device) -> None:
-    """Compile the products with `weights` (each with whether it is gated) for steps of up to each of `rows` rows."""
-    products: list[Callable[[], Any]] = []
-    for weight, gated in weights:
-        for bucket in sorted({bucket_of(r) for r in rows}):
+def variants(products: Iterable[tuple[Tensor, Tensor | None, bool]], device: torch.device) -> Variants:
+    """What products of up to 64 rows with these weights need, each with its bias and whether it is gated."""
+    launches: list[Callable[[], Any]] = []
+    for weight, bias, gated in products:
+        for bucket in BUCKETS:
             x = torch.zeros(bucket, weight.shape[1], dtype=weight.dtype, device=device)
-            if supports(x, weight) and choose(bucket, *weight.shape, gated=gated, processors=_processors(device)):
-                # Each with its own, since they run at once.
-                own = allocate_scratch(bucket, weight.shape[0], device)
-                product = skinny_gate_up if gated else skinny_linear
-                products.append(partial(product, x, weight, scratch=own))
-    if products:
-        fused_triton.compile_all(products, [gemv_kernel, dot_kernel], device)
+            if supports(x, weight) and choose(bucket, *weight.shape, gated=gated):
+                # Each makes its own scratch, since they may run at once.
+                launches.append(
+                    partial(skinny_gate_up, x, weight) if gated else partial(skinny_linear, x, weight, bias)
+                )
+    return Variants((gemv_kernel, dot_kernel), launches)
 
 
-def _gemvs(bucket: int, n: int, k: int) -> Iterator[Gemv]:
+def _gemvs(n: int, k: int) -> Iterator[Gemv]:
     # Each warp has one 512-byte read of each of its rows on its way, and few of its columns should be beyond K.
     warps = min(triton.next_power_of_2(triton.cdiv(_IN_FLIGHT_BYTES, n * 512)), triton.next_power_of_2(k) // 256, 8)
     enough = max(1, warps)
     half = max(1, enough // 2)
     for warps, deep in ((enough, 1), (half, 1), (half, 2), (min(8, enough * 2), 1)):
-        columns = 256 * warps * deep
-        for rows in (4, 8 // deep) if bucket == 1 else (4 // deep, 2):
-            yield Gemv(rows, columns, warps, _prefetch(n, k - columns, columns))
-            yield Gemv(rows, columns, warps, 0)
+        for rows in (4, 8 // deep):
+            yield Gemv(rows, 256 * warps * deep, warps)
 
 
 def _dots(bucket: int, n: int, k: int, processors: int) -> list[Dot]:
@@ -319,15 +313,15 @@ def _launch(
     (m, k), n = x.shape, weight.shape[0]
     bucket = bucket_of(m)
     tiles = triton.cdiv(n, config.rows)
-    pdl = fused_triton.dependent_launch(x.device)
     constants = {
-        "K": k, "MB": bucket, "BN": config.rows, "BK": config.columns, "PREFETCH": config.prefetch, "GATED": gated,
-        "BIAS": bias is not None, "PDL": pdl, "EARLY": fused_triton.EARLY, "num_warps": config.warps,
-        **fused_triton.launch_options(pdl),
+        "K": k, "BN": config.rows, "BK": config.columns, "GATED": gated, "BIAS": bias is not None,
+        "num_warps": config.warps, **launch_options(x.device),
     }  # fmt: skip
     given_bias = x if bias is None else bias
     if isinstance(config, Gemv):
-        gemv_kernel[(tiles,)](x, x.stride(0), weight, given_bias, out, m, n, **constants)
+        if m > 1:
+            raise ValueError(f"one row is multiplied without matrix instructions, not {m}")
+        gemv_kernel[(tiles,)](x, weight, given_bias, out, n, **constants)
         return out
     if scratch is None:
         scratch = allocate_scratch(m, n, x.device)
@@ -337,11 +331,7 @@ def _launch(
         raise ValueError(f"the scratch is too small for {m} rows of {n}")
     dot_kernel[(tiles, config.split)](
         x, x.stride(0), weight, given_bias, out, m, n, scratch.partials, scratch.tickets,
-        SPLIT=config.split, STAGES=config.stages, WIDE=x.device.type == "cpu", **constants,
+        MB=bucket, SPLIT=config.split, STAGES=config.stages, PREFETCH=config.prefetch, WIDE=x.device.type == "cpu",
+        **constants,
     )  # fmt: skip
     return out
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -202,14 +202,12 @@ def token_sets(
 def warm_up(*, vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torch.device | str) -> None:
     """Compile every kernel variant that serving such logits needs, so that no request waits for the compiler.
 
+    Of token ids int32, as an engine passes them; other integers are variants of their own.
     Compiled kernels are kept on disk by Triton. Returns at once where the reference computes.
     """
-    logits = torch.zeros(2, vocab_size, dtype=dtype, device=device)
-    if not backends.scores_with_kernels(logits):
+    device = torch.device(device)
+    if not backends.scores_with_kernels(torch.empty(1, vocab_size, dtype=dtype, device=device)):
         return
-    from neper.ops import logprobs_triton
+    from neper.ops import logprobs_triton, triton_launch
 
-    logprobs_triton.warm_up(logits, max_top_k)
-    if logits.element_size() * vocab_size % 16 != 0:
-        # Where rows begin at odd places, those whose first row happens not to are variants of their own.
-        logprobs_triton.warm_up(logits[1:], max_top_k)
+    triton_launch.compile_all([logprobs_triton.variants(vocab_size, dtype, max_top_k, device)], device)

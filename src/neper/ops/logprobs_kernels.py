@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from neper.ops.triton_common import load_factor, load_logit, load_token, row_base
+from neper.ops.triton_common import kth_largest, load_factor, load_logit, load_token, monotonic, row_base, unsigned
 
 # A tile is 1,024 ids: 8 chunks, each of 4 pieces of 32 ids at a distance of 256. So a warp's 16-byte loads are
 # consecutive, and yet each lane holds 32 ids of one chunk: two or three shuffles join the lanes of a chunk, where a
@@ -30,42 +30,11 @@ _OUTPUTS = ["out_logprob", "out_rank", "out_top_ids", "out_top_logprobs", "out_v
 
 
 @triton.jit
-def _monotonic(x):
-    """float32 -> int32 in the same order; both zeros are one value."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _unsigned(x, SPARE: tl.constexpr):
-    """float32 -> uint32 in the same order, above 0, without the SPARE low bits."""
-    return (_monotonic(x).to(tl.uint32, bitcast=True) ^ 0x80000000) >> SPARE
-
-
-@triton.jit
-def _kth_largest(keys, k, BITS: tl.constexpr):
-    """The k-th largest of uint32 `keys` < 2^BITS, of any shape; 0 where fewer than k are above 0.
-
-    Two bits a step, from the top: three counts in one sum.
-    """
-    found = tl.full((), 0, tl.uint32)
-    unit = tl.full((), 1, tl.uint32) << ((BITS + 1) // 2 * 2 - 2)
-    for _ in range((BITS + 1) // 2):
-        first = (keys >= found + unit).to(tl.int64)
-        second = (keys >= found + 2 * unit).to(tl.int64) << 20
-        counts = tl.sum(first + second + ((keys >= found + 3 * unit).to(tl.int64) << 40))
-        digit = ((counts & 0xFFFFF) >= k).to(tl.uint32) + (((counts >> 20) & 0xFFFFF) >= k).to(tl.uint32)
-        found += (digit + ((counts >> 40) >= k).to(tl.uint32)) * unit
-        unit = unit >> 2
-    return found
-
-
-@triton.jit
 def _last_id(keys, ids, live, kth, k):
     """The largest id, among those whose key is `kth`, that belongs to the k best by (key descending, id ascending)."""
     spare = k - tl.sum((live & (keys > kth)).to(tl.int32))
     inverted = tl.where(live & (keys == kth), 0x1FFFFF - ids, 0).to(tl.uint32)
-    return 0x1FFFFF - _kth_largest(inverted, spare, 21).to(tl.int32)
+    return 0x1FFFFF - kth_largest(inverted, spare, 21).to(tl.int32)
 
 
 @triton.jit
@@ -229,7 +198,7 @@ def _tied_chunks(base, chunk_max, kth, first_ids, C, V, SPARE: tl.constexpr):
     for begin in range(0, C, 32):
         chunk = begin + tl.arange(0, 32)
         top = tl.load(chunk_max + chunk, mask=chunk < C, other=-float("inf"))
-        tied = (chunk < C) & (_unsigned(top, SPARE) == kth)
+        tied = (chunk < C) & (unsigned(top, SPARE) == kth)
         ids = _first_of(chunk)[:, None] + (((e >> 5) << 8) + (e & 31))[None, :]
         inside = tied[:, None] & (ids < V)
         x = tl.load(base + ids, mask=inside, other=-float("inf")).to(tl.float32)
@@ -247,8 +216,8 @@ def _exactly_k(
     """
     BITS: tl.constexpr = 32 - SPARE
     live = cm > -float("inf")
-    keys = tl.where(live, _unsigned(cm, SPARE), 0)
-    kth = _kth_largest(keys, k, BITS)
+    keys = tl.where(live, unsigned(cm, SPARE), 0)
+    kth = kth_largest(keys, k, BITS)
     num_chunks = _write_set(live & (keys >= kth), word, chunks, KP)
     if num_chunks > KP:
         # Equal maxima: those chunks come first whose first best id is lowest.
@@ -262,8 +231,8 @@ def _exactly_k(
     x, inside, first_id = _load_chunks(base, chunks, 0, num_chunks, V, KP)
     inside = inside & (x > -float("inf"))
     ids = first_id[:, None] + tl.arange(0, 32)[None, :]
-    xkeys = tl.where(inside, _unsigned(x, SPARE), 0)
-    xkth = _kth_largest(xkeys, k, BITS)
+    xkeys = tl.where(inside, unsigned(x, SPARE), 0)
+    xkth = kth_largest(xkeys, k, BITS)
     last_id = _last_id(xkeys, ids, inside, xkth, k)
     return _write_set((xkeys > xkth) | (inside & (xkeys == xkth) & (ids <= last_id)), first_id, ids_out, KP)
 
@@ -299,7 +268,7 @@ def _select_top_k(
     j = tl.arange(0, ROOM)
     id = tl.load(ids + j, mask=j < kept, other=0)
     value = tl.load(base + id, mask=j < kept, other=-float("inf")).to(tl.float32)
-    key = tl.where(j < kept, (_monotonic(value).to(tl.int64) << 32) - id, _DEAD)
+    key = tl.where(j < kept, (monotonic(value).to(tl.int64) << 32) - id, _DEAD)
     place = tl.sum((key[None, :] > key[:, None]).to(tl.int32), axis=1)
     listed = (place < k) & (value > -float("inf"))
     tl.store(top_ids + place, id, mask=listed)

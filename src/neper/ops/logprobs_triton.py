@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +14,8 @@ from neper.ops import reference, sets_triton
 from neper.ops.logprobs_kernels import TILE_IDS, read_kernel, select_kernel
 from neper.ops.results import LogprobBuffers, TokenLogprobs
 from neper.ops.token_sets import TokenSets
-from neper.ops.triton_common import Given, Norms
+from neper.ops.triton_common import SPARE_BITS, Given, Norms
+from neper.ops.triton_launch import Variants, launch_options, on
 
 # Rows of one launch; more take several, so that scratch stays small beside the logits.
 _MAX_ROWS = 4096
@@ -24,40 +23,6 @@ _MAX_ROWS = 4096
 _LISTS = 256
 # The sizes of lists that `select_kernel` is compiled for.
 _BUCKETS = (8, 32, 64)
-# Low bits of a float32 pattern that a logit of this dtype never has; bisection skips them.
-_SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """What of a launch depends on the device.
-
-    Attributes:
-        fused: `tl.fma` is one operation. Not so in the interpreter, the only case of kernels on a CPU.
-        pdl: programmatic dependent launch: each kernel starts while the one before it still runs, and waits inside.
-        nvidia: options that only this compiler knows can be given.
-    """
-
-    fused: bool
-    pdl: bool
-    nvidia: bool
-
-    def options(self, registers: int | None = None) -> dict[str, Any]:
-        """Further options of a launch. `registers` a thread at most, so that several programs fit a multiprocessor."""
-        options: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
-        if registers is not None and self.nvidia:
-            options["maxnreg"] = registers
-        return options
-
-
-@cache
-def _launch(device: torch.device) -> _Launch:
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return _Launch(
-        fused=device.type != "cpu",
-        pdl=nvidia and torch.cuda.get_device_capability(device) >= (9, 0),
-        nvidia=nvidia,
-    )
 
 
 def token_logprobs(
@@ -85,7 +50,7 @@ def token_logprobs(
         scratch = torch.empty(scratch_words(count, vocab), dtype=torch.int32, device=logits.device)
     scores = out.view(count, width)
     norms = _norms(scratch, vocab)
-    with _on(logits.device):
+    with on(logits.device):
         for begin in range(0, count, _MAX_ROWS):
             part = slice(begin, min(begin + _MAX_ROWS, count))
             here, ids, t, k = (None if x is None else x[part] for x in (rows, token_ids, temperature, row_top_k))
@@ -113,44 +78,22 @@ def token_logprobs(
     return scores
 
 
-def warm_up(logits: Tensor, max_top_k: int) -> None:
-    """Compile what reductions of logits like these [R, V] need, for lists of up to `max_top_k` ids, and for sets."""
-    count, vocab = logits.shape
-    ids = torch.zeros(count, dtype=torch.int64, device=logits.device)
-    sets = TokenSets.of([[0]] * count, logits.device)
-    out = LogprobBuffers.allocate(count, vocab, _BUCKETS[-1], logits.device)
-    scratch = torch.zeros(scratch_words(count, vocab), dtype=torch.int32, device=logits.device)
+def variants(vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torch.device) -> Variants:
+    """What reductions of such logits need, for sets and lists of up to `max_top_k` ids."""
+    both = torch.zeros(2, vocab_size, dtype=dtype, device=device)
+    ids = torch.zeros(1, dtype=torch.int32, device=device)
+    sets = TokenSets.of([[0]], device)
+    out = LogprobBuffers.allocate(1, vocab_size, _BUCKETS[-1], device)
+    scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
     given = Given.of(out.scores, None, ids, None, None)
     buckets = [size for size, smaller in zip(_BUCKETS, (0, *_BUCKETS), strict=False) if smaller < max(1, max_top_k)]
-    compiled = [
-        partial(_read, logits, given, scratch),
-        *(partial(_select, logits, given, scratch, size) for size in reversed(buckets)),
-        partial(sets_triton.score_sets, logits, sets, True, given, _norms(scratch, vocab), 0),
-    ]
-    _touch_cache(logits.device)
-
-    def launch(kernel: partial[None]) -> None:
-        with _on(logits.device):  # which device is the current one is a thread's own affair
-            kernel()
-
-    # Threads, since most of a compilation runs outside the interpreter lock.
-    with ThreadPoolExecutor(len(compiled)) as pool:
-        for done in [pool.submit(launch, kernel) for kernel in compiled]:
-            done.result()
-    if logits.device.type != "cpu":
-        torch.accelerator.synchronize(logits.device)
-
-
-def _touch_cache(device: torch.device) -> None:
-    """Have Triton make the table of `select_kernel`'s variants: threads that both find none would each make one."""
-    caches = getattr(select_kernel, "device_caches", None)
-    if caches is not None:
-        caches[device.index]
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Launch on `device`: Triton launches on the current one, wherever its arguments are."""
-    return nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
+    launches: list[Callable[[], Any]] = []
+    # Where rows begin at odd places, those whose first row happens not to are variants of their own.
+    for logits in (both[:1], both[1:]) if vocab_size * dtype.itemsize % 16 else (both[:1],):
+        launches[:0] = [partial(_select, logits, given, scratch, size) for size in reversed(buckets)]
+        launches.append(partial(_read, logits, given, scratch))
+        launches.append(partial(sets_triton.score_sets, logits, sets, True, given, _norms(scratch, vocab_size), 0))
+    return Variants((read_kernel, select_kernel, *sets_triton.KERNELS), launches)
 
 
 def _norms(scratch: Tensor, vocab_size: int) -> Norms:
@@ -171,12 +114,12 @@ def _read(logits: Tensor, given: Given, scratch: Tensor) -> None:
     count, vocab = len(given.scores.logprob), logits.shape[1]
     num_tiles, tiles_per_program, num_programs = _tiles(vocab, count)
     step, unit = given.row_step(logits)
-    launch = _launch(logits.device)
     read_kernel[(num_programs, count)](
         logits, step, given.rows, given.token_ids, given.temperature, given.flags, scratch, _row_words(vocab),
         vocab, num_tiles, tiles_per_program,
-        VEC=16 // logits.element_size(), UNIT=unit, FUSED=launch.fused, PDL=launch.pdl,
-        num_warps=1, **launch.options(),
+        VEC=16 // logits.element_size(), UNIT=unit,
+        # `tl.fma` is one operation, but for the interpreter, the only case of kernels on a CPU.
+        FUSED=logits.device.type != "cpu", num_warps=1, **launch_options(logits.device),
     )  # fmt: skip
 
 
@@ -186,7 +129,6 @@ def _select(logits: Tensor, given: Given, scratch: Tensor, top_k: int) -> None:
     vocab = logits.shape[1]
     num_tiles, _, num_programs = _tiles(vocab, count)
     step, unit = given.row_step(logits)
-    launch = _launch(logits.device)
     chunk_places = max(32, triton.next_power_of_2(num_tiles * 8))
     bucket = next(size for size in _BUCKETS if top_k <= size)
     select_kernel[(count,)](
@@ -195,10 +137,10 @@ def _select(logits: Tensor, given: Given, scratch: Tensor, top_k: int) -> None:
         scores.logprob, scores.rank, scores.top_ids, scores.top_logprobs, scores.top_ids.stride(0), scores.valid,
         vocab, num_tiles, num_programs, top_k, width,
         CP=chunk_places, GROUPS=min(256 if bucket == 64 else 128, chunk_places), PP=triton.next_power_of_2(num_tiles),
-        KP=bucket, SPARE=_SPARE_BITS[logits.dtype], UNIT=unit, PDL=launch.pdl,
+        KP=bucket, SPARE=SPARE_BITS[logits.dtype], UNIT=unit,
         # Not tuned by size: the layout of 8 warps decides in which order a row's chunks are added. Not fused, so that
         # a listed value has the bits that the same arithmetic gives elsewhere.
-        num_warps=8, enable_fp_fusion=False, **launch.options(registers=128 if bucket == 64 else 64),
+        num_warps=8, enable_fp_fusion=False, **launch_options(logits.device, 128 if bucket == 64 else 64),
     )  # fmt: skip
 
 

@@ -11,12 +11,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from neper.ops.fused_triton import compile_all, dependent_launch, launch_options
 from neper.ops.results import TokenLogprobs
 from neper.ops.sampling_common import best_of_row, key_id, key_value
 from neper.ops.sampling_triton import num_tiles, row_words, scratch_words
+from neper.ops.triton_common import await_turn
+from neper.ops.triton_launch import Variants, launch_options
 
 _BLOCK = tl.constexpr(64)  # listed ids at once
 # Read and written a word at a time: how they are aligned must not be a compile key.
@@ -40,14 +40,12 @@ class PackRows:
 
 
 @triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=_ROWS)
-def _best_kernel(offsets, slots, words, last_tokens, scratch, row_words, tiles, PP: tl.constexpr, PDL: tl.constexpr):
+def pack_best_kernel(offsets, slots, words, last_tokens, scratch, row_words, tiles, PP: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0)
     # The places are no kernel's work.
     offset = tl.load(offsets + row)
     slot = tl.load(slots + row)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_turn(PDL)
     best = best_of_row(scratch, row, row_words, tiles, PP)
     valid = tl.abs(key_value(best)) < float("inf")
     id = tl.where(valid, key_id(best), 0)
@@ -58,7 +56,7 @@ def _best_kernel(offsets, slots, words, last_tokens, scratch, row_words, tiles, 
 
 
 @triton.jit(do_not_specialize=["list_stride", "given"], do_not_specialize_on_alignment=[*_ROWS, *_RESULTS])
-def _chosen_kernel(
+def pack_chosen_kernel(
     offsets, listed, slots, words, last_tokens,
     ids, valid, rank, logprob, top_ids, top_logprobs, scores_valid, list_stride, given, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -67,9 +65,7 @@ def _chosen_kernel(
     offset = tl.load(offsets + row)
     count = tl.load(listed + row)
     slot = tl.load(slots + row)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_turn(PDL)
     top_ids += row.to(tl.int64) * list_stride
     top_logprobs += row.to(tl.int64) * list_stride
     if offset >= 0:
@@ -108,11 +104,10 @@ def pack_best(rows: PackRows, words: Tensor, last_tokens: Tensor, scratch: Tenso
     """
     count, tiles = len(rows.offsets), num_tiles(vocab_size)
     places = triton.next_power_of_2(tiles)
-    pdl = dependent_launch(words.device)
     if count:
-        _best_kernel[(count,)](
+        pack_best_kernel[(count,)](
             rows.offsets, rows.slots, words, last_tokens, scratch, row_words(vocab_size), tiles,
-            PP=places, PDL=pdl, num_warps=max(1, places // 256), **launch_options(pdl),
+            PP=places, num_warps=max(1, places // 256), **launch_options(words.device),
         )  # fmt: skip
 
 
@@ -152,22 +147,22 @@ def pack_chosen(
         bits = scores.logprob.view(torch.int32), scores.top_logprobs.view(torch.int32)
         results = (scores.rank, bits[0], scores.top_ids, bits[1], scores.valid)
         stride = scores.top_ids.stride(0)
-    count, pdl = len(rows.offsets), dependent_launch(words.device)
+    count = len(rows.offsets)
     if count:
-        _chosen_kernel[(count,)](
+        pack_chosen_kernel[(count,)](
             rows.offsets, rows.listed, rows.slots, words, last_tokens, ids, valid, *results, stride, given,
-            PDL=pdl, num_warps=1, **launch_options(pdl),
+            num_warps=1, **launch_options(words.device),
         )  # fmt: skip
 
 
-def warm_up(vocab_size: int, device: torch.device) -> None:
-    """Compile what packing tokens of a vocabulary needs."""
+def variants(vocab_size: int, device: torch.device) -> Variants:
+    """What packing tokens of a vocabulary needs."""
     ints = torch.full((1,), -1, dtype=torch.int32, device=device)
     rows = PackRows(offsets=ints, listed=ints, slots=ints)
     valid = torch.zeros(1, dtype=torch.bool, device=device)
     scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
-    variants: list[Callable[[], Any]] = [
+    launches: list[Callable[[], Any]] = [
         partial(pack_best, rows, ints, ints, scratch, vocab_size),
         partial(pack_chosen, rows, ints, ints, ints, valid, None),
     ]
-    compile_all(variants, [_best_kernel, _chosen_kernel], device)
+    return Variants((pack_best_kernel, pack_chosen_kernel), launches)

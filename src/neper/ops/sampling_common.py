@@ -5,15 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from neper.ops.triton_common import monotonic
+
 _NONE = tl.constexpr(-float("inf"))
 _DEAD = tl.constexpr(-(2**63))  # below every key
-
-
-@triton.jit
-def monotonic(x):
-    """float32 -> int32 in the same order; both zeros are one value."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -129,24 +124,3 @@ def units(share):
 def precedes(x, ids, cut, cut_id):
     """Whether an id precedes (cut, cut_id) in the order."""
     return (x > cut) | ((x == cut) & (ids < cut_id))
-
-
-@triton.jit
-def unsigned(x, SPARE: tl.constexpr):
-    """float32 -> uint32 in the same order, without the SPARE low bits, which no logit of its dtype has."""
-    return (monotonic(x).to(tl.uint32, bitcast=True) ^ 0x80000000) >> SPARE
-
-
-@triton.jit
-def count_digits(keys, found, unit):
-    """How many keys reach found + 1, 2, 3 units, in one int64: 21 bits each."""
-    first = (keys >= found + unit).to(tl.int64)
-    second = (keys >= found + 2 * unit).to(tl.int64) << 21
-    return tl.sum(first + second + ((keys >= found + 3 * unit).to(tl.int64) << 42))
-
-
-@triton.jit
-def digit_of(counts, k):
-    """The largest of 0..3 units that k keys reach."""
-    digit = ((counts & 0x1FFFFF) >= k).to(tl.uint32) + (((counts >> 21) & 0x1FFFFF) >= k).to(tl.uint32)
-    return digit + ((counts >> 42) >= k).to(tl.uint32)

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from neper.ops.sampling_common import (
     best_key,
     best_of_row,
-    count_digits,
-    digit_of,
     key_id,
     key_value,
     load_tile,
@@ -32,8 +29,8 @@ from neper.ops.sampling_common import (
     precedes,
     share_of,
     units,
-    unsigned,
 )
+from neper.ops.triton_common import await_turn, count_digits, digit_of, kth_largest, unsigned
 
 TILE_IDS = 1024
 LIST_IDS = 1024
@@ -58,10 +55,8 @@ def best_kernel(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     program = tl.program_id(0)
-    if PDL:
-        # Whatever is before this kernel may still be writing the logits or reading the scratch.
-        gdc_wait()
-        gdc_launch_dependents()
+    # Whatever is before this kernel may still be writing the logits or reading the scratch.
+    await_turn(PDL)
     base = logits + row * row_step * UNIT
     words = scratch + row * row_words
     keys = words.to(tl.pointer_type(tl.int64))
@@ -84,18 +79,6 @@ def _lists(k, V, num_tiles):
     return (k > 0) & (k < V) & (k * 8 <= num_tiles * 7) & (k <= 400)
 
 
-@triton.jit
-def _bound_of_top_k(keys, there, k, SPARE: tl.constexpr):
-    """The k-th largest value among the tiles' best `keys`, as `unsigned`."""
-    values = tl.where(there, unsigned(key_value(keys), SPARE), 0)
-    found = tl.full((), 0, tl.uint32)
-    unit = tl.full((), 1, tl.uint32) << ((33 - SPARE) // 2 * 2 - 2)
-    for _ in range((33 - SPARE) // 2):
-        found += digit_of(count_digits(values, found, unit), k) * unit
-        unit = unit >> 2
-    return found
-
-
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=[*_PER_ROW, "noise"])
 def draw_kernel(
     logits, row_step, temperature, top_p, top_k, noise, scratch, row_words, V, num_tiles, tiles_per_program,
@@ -108,9 +91,7 @@ def draw_kernel(
     k = tl.load(top_k + row)
     first = tl.load(noise + row * 2).to(tl.uint32, bitcast=True)
     second = tl.load(noise + row * 2 + 1).to(tl.uint32, bitcast=True)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_turn(PDL)
     if t >= _GREEDY:
         base = logits + row * row_step * UNIT
         words = scratch + row * row_words
@@ -122,7 +103,7 @@ def draw_kernel(
         end = tl.minimum(begin + tiles_per_program, num_tiles)
         if tl.abs(maximum) < float("inf"):
             if _lists(k, V, num_tiles):
-                bound = _bound_of_top_k(best, place < num_tiles, k, SPARE)
+                bound = kth_largest(tl.where(place < num_tiles, unsigned(key_value(best), SPARE), 0), k, 32 - SPARE)
                 count = words + 11 * num_tiles
                 for tile in range(begin, end):
                     x, ids = load_tile(base, tile * _TILE, V, _TILE // VEC, VEC, UNIT)
@@ -169,9 +150,7 @@ def weigh_kernel(
     p = tl.load(top_p + row)
     m = tl.load(min_p + row)
     k = tl.load(top_k + row)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_turn(PDL)
     if (t >= _GREEDY) & (p < 1.0) & ((k <= 0) | (k >= V)):
         base = logits + row * row_step * UNIT
         words = scratch + row * row_words
@@ -362,9 +341,7 @@ def finish_kernel(
     k = tl.load(top_k + row)
     first = tl.load(noise + row * 2).to(tl.uint32, bitcast=True)
     second = tl.load(noise + row * 2 + 1).to(tl.uint32, bitcast=True)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    await_turn(PDL)
     base = logits + row * row_step * UNIT
     words = scratch + row * row_words
     best = best_of_row(scratch, row, row_words, num_tiles, PP)

@@ -11,11 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from neper.ops.fused_triton import compile_all, dependent_launch, launch_options
 from neper.ops.sampling_kernels import LIST_IDS, TILE_IDS, best_kernel, draw_kernel, finish_kernel, weigh_kernel
+from neper.ops.triton_common import SPARE_BITS
+from neper.ops.triton_launch import Variants, launch_options
 
-# Low bits of a float32 pattern that a logit of this dtype never has; bisection skips them.
-_SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 # Tiles of all rows up to which a program takes one, two; beyond, it takes four.
 _BEST_TILES = (1200, 20_000)
 _DRAW_TILES = (1500, 3000)
@@ -94,24 +93,22 @@ def choose(logits: Tensor, draws: DrawRows, scratch: Tensor, out_ids: Tensor, ou
         _finish(logits, draws, scratch, out_ids, out_valid)
 
 
-def warm_up(logits: Tensor) -> None:
-    """Compile what choosing from logits like these [S, V] needs.
-
-    Where rows begin at odd places, those whose first row happens not to are variants of their own: pass such too.
-    """
-    logits, device = logits[:1], logits.device
-    scratch = torch.zeros(scratch_words(1, logits.shape[1]), dtype=torch.int32, device=device)
+def variants(vocab_size: int, dtype: torch.dtype, device: torch.device) -> Variants:
+    """What choosing from logits of `dtype`, or from edited ones in float32, needs."""
+    scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
     zeros = torch.zeros(1, dtype=torch.float32, device=device)
     ints = torch.zeros(1, 2, dtype=torch.int32, device=device)
     draws = DrawRows(temperature=zeros, top_p=zeros, min_p=zeros, top_k=ints[0, :1], keys=ints)
-    valid = torch.zeros(1, dtype=torch.bool, device=device)
-    variants: list[Callable[[], Any]] = [
-        partial(_finish, logits, draws, scratch, torch.zeros_like(ints[0, :1]), valid),
-        partial(_draw, logits, draws, scratch),
-        partial(_weigh, logits, draws, scratch),
-        partial(best, logits, scratch),
-    ]
-    compile_all(variants, [best_kernel, draw_kernel, weigh_kernel, finish_kernel], device)
+    out = ints.clone()[0, :1], torch.zeros(1, dtype=torch.bool, device=device)
+    launches: list[Callable[[], Any]] = []
+    for kind in dict.fromkeys((dtype, torch.float32)):
+        both = torch.zeros(2, vocab_size, dtype=kind, device=device)
+        # Where rows begin at odd places, those whose first row happens not to are variants of their own.
+        for logits in (both[:1], both[1:]) if vocab_size * kind.itemsize % 16 else (both[:1],):
+            launches.insert(0, partial(_finish, logits, draws, scratch, *out))
+            launches += [partial(kernel, logits, draws, scratch) for kernel in (_draw, _weigh)]
+            launches.append(partial(best, logits, scratch))
+    return Variants((best_kernel, draw_kernel, weigh_kernel, finish_kernel), launches)
 
 
 def _draw(logits: Tensor, draws: DrawRows, scratch: Tensor) -> None:
@@ -165,9 +162,8 @@ def _row_step(logits: Tensor) -> int:
 
 def _options(logits: Tensor) -> dict[str, Any]:
     """What all of the kernels are compiled with. Not fused, so that a number has the same bits wherever it is made."""
-    pdl = dependent_launch(logits.device)
     unit = {"VEC": 16 // logits.element_size(), "UNIT": _unit(logits)}
-    return {**unit, "PDL": pdl, "enable_fp_fusion": False, **launch_options(pdl)}
+    return {**unit, "enable_fp_fusion": False, **launch_options(logits.device)}
 
 
 def _sizes(logits: Tensor) -> dict[str, Any]:
@@ -175,4 +171,4 @@ def _sizes(logits: Tensor) -> dict[str, Any]:
 
 
 def _bits(logits: Tensor) -> dict[str, Any]:
-    return {"SPARE": _SPARE_BITS[logits.dtype]}
+    return {"SPARE": SPARE_BITS[logits.dtype]}

@@ -114,6 +114,9 @@ def _list_kernel(
                 tl.store(top_logprobs + column, _MIN, mask=unused)
 
 
+KERNELS = (_restrict_kernel, _list_kernel)
+
+
 def score_sets(
     logits: Tensor,
     sets: TokenSets,
