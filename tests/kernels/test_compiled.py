@@ -296,7 +296,7 @@ def test_after_warm_up_serving_compiles_nothing(vocab: int) -> None:
     warm_up(vocab_size=vocab, dtype=torch.bfloat16, max_top_k=20, device=DEVICE)
     before = variants()
     logits = randn(33, seed=72, vocab=vocab)
-    ids = randint(vocab, 33, seed=73)
+    ids = randint(vocab, 33, seed=73).int()
     sets = [[1, 2, 3]] + [[]] * 32
     for first in (0, 1, 8, 32):  # rows without scores come first in a step
         for k in (0, 1, 5, 8, 20):

@@ -193,7 +193,7 @@ def test_after_warm_up_nothing_is_compiled() -> None:
     from neper.ops.triton_launch import compile_all
 
     def variants() -> int:
-        kernels = packing_triton._best_kernel, packing_triton._chosen_kernel
+        kernels = packing_triton.pack_best_kernel, packing_triton.pack_chosen_kernel
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
     compile_all([packing_triton.variants(3000, torch.device(DEVICE))], torch.device(DEVICE))

@@ -40,7 +40,9 @@ class PackRows:
 
 
 @triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=_ROWS)
-def pack_best_kernel(offsets, slots, words, last_tokens, scratch, row_words, tiles, PP: tl.constexpr, PDL: tl.constexpr):
+def pack_best_kernel(
+    offsets, slots, words, last_tokens, scratch, row_words, tiles, PP: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0)
     # The places are no kernel's work.
     offset = tl.load(offsets + row)
