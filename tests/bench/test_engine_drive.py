@@ -154,7 +154,7 @@ def test_a_profile_counts_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
     class Profile:
-        def __init__(self, activities: object) -> None: ...
+        def __init__(self, activities: object, acc_events: bool) -> None: ...
 
         def __enter__(self) -> Profile:
             begun.append(core.number)

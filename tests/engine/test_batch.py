@@ -101,7 +101,6 @@ def test_rows_stand_by_what_they_ask_for_and_words_follow_them() -> None:
     assert (sample.num_plain, sample.num_chosen, sample.drawn, sample.filtered) == (1, 2, (1,), True)
     assert sample.scored == ((3, 1), (0, 1), (5, 1))
     assert rows(inputs, "listed") == [-1, 3, 0, 5, -1, -1, -1, -1]
-    assert rows(inputs, "row_top_k") == [1, 3, 1, 5, 0, 0, 0, 0]
     assert rows(inputs, "offsets") == [0, 2, 11, 14, -1, -1, -1, -1]
     assert np.allclose(rows(inputs, "temperature"), [0, 0.5, 0, 0, 0, 0, 0, 0])
     assert rows(inputs, "top_k") == [VOCAB] * 8
@@ -144,5 +143,5 @@ def test_places_of_rows_depend_on_their_number_alone() -> None:
         Layout(rows=8, tokens=8, seqs=8).places(),
         Layout(rows=8, tokens=90, seqs=3, targets=4, width=9).places(),
     )
-    for name in ("hidden_rows", "slots", "offsets", "listed", "row_top_k", "temperature", "top_p", "min_p", "keys"):
+    for name in ("hidden_rows", "slots", "offsets", "listed", "temperature", "top_p", "min_p", "keys"):
         assert few[name] == many[name]

@@ -281,7 +281,7 @@ def profiled(core: EngineCore, requests: list[Request], steps: int) -> Counter[s
 
 def kernels(seen: Counter[str]) -> Counter[str]:
     """The kernels of a decode step's second half, of what the profiler saw."""
-    names = ("best", "draw", "weigh", "finish", "read", "select", "pack_best", "pack_chosen")
+    names = ("best", "draw", "weigh", "finish", "keep", "read", "select", "pack_best", "pack_chosen")
     return Counter({name: count for name, count in seen.items() if name.removesuffix("_kernel") in names})
 
 
@@ -309,7 +309,7 @@ def test_off_launches_no_scoring_kernel(tiny_dir: Callable[..., Path]) -> None:
     off, scored, again = (kernels(profiled(core, greedy(3, top_k, tokens=60), 20)) for top_k in (None, 20, None))
     assert off == again
     assert set(off) == {"best_kernel", "pack_best_kernel"}
-    assert set(scored) == {"read_kernel", "select_kernel", "pack_chosen_kernel"}
+    assert set(scored) == {"best_kernel", "keep_kernel", "read_kernel", "select_kernel", "pack_chosen_kernel"}
 
 
 @needs_gpu

@@ -130,9 +130,7 @@ def scores_of(count: int, width: int, seed: int) -> TokenLogprobs:
     return scores
 
 
-def chosen_packed(
-    places: Places, ids: Tensor | None, valid: Tensor | None, scores: TokenLogprobs | None
-) -> tuple[Tensor, Tensor]:
+def chosen_packed(places: Places, ids: Tensor, valid: Tensor, scores: TokenLogprobs | None) -> tuple[Tensor, Tensor]:
     from neper.ops.packing_triton import PackRows, pack_chosen
 
     words, last_tokens = poisoned(places.size), poisoned(SLOTS)
@@ -145,16 +143,12 @@ LISTED = [[-1] * 7, [0, 1, 5, 20, 20, 3, 20], [-1, -1, 0, 20, 64, -1, 5]]
 
 
 @pytest.mark.parametrize("listed", LISTED)
-@pytest.mark.parametrize("given", [True, False])
-def test_rows_of_all_widths(given: bool, listed: list[int]) -> None:
+def test_rows_of_all_widths(listed: list[int]) -> None:
     count = len(listed)
     places = Places.of(listed, padding=2)
     scores = scores_of(count + 2, 64, seed=3)
-    valid = scores.valid
-    ids = scores.top_ids[:, 0].contiguous()
-    if given:
-        ids = ints(list(range(100, 100 + count + 2)))
-        valid = torch.arange(count + 2, device=DEVICE) % 4 != 1
+    ids = ints(list(range(100, 100 + count + 2)))
+    valid = torch.arange(count + 2, device=DEVICE) % 4 != 1
     rows = []
     for row, k in enumerate(listed):
         here = slice(row, row + 1)
@@ -162,7 +156,7 @@ def test_rows_of_all_widths(given: bool, listed: list[int]) -> None:
         id = ids[here].masked_fill(~good, 0)
         score = scores.take(here)._replace(rank=scores.rank[here].masked_fill(~good, 0))
         rows.append(pack_tokens(id, good) if k < 0 else pack_scores(id, score, k))
-    expect(places, rows, *chosen_packed(places, ids if given else None, valid if given else None, scores))
+    expect(places, rows, *chosen_packed(places, ids, valid, scores))
 
 
 def test_without_scores() -> None:
@@ -180,11 +174,29 @@ def test_padding_alone_and_no_rows() -> None:
         expect(places, [], *best_packed(randn(padding, 300, seed=4), places))
 
 
-def test_tokens_must_come_from_somewhere() -> None:
-    places = Places.of([-1, -1])
-    for scores in (None, scores_of(2, 0, seed=5)):
-        with pytest.raises(ValueError, match="lists"):
-            chosen_packed(places, None, None, scores)
+@pytest.mark.parametrize("chosen", [True, False])
+def test_what_is_kept_for_scores(chosen: bool) -> None:
+    from neper.ops.packing_triton import PackRows, keep
+    from neper.ops.sampling_triton import best, scratch_words
+
+    places = Places.of([5, -1, 0], padding=2)
+    rows = PackRows(ints(places.offsets), ints(places.listed), ints(places.slots))
+    logits = randn(5, 1500, seed=6)
+    logits[1, 7] = math.nan
+    best_ids, best_valid = greedy_tokens(logits)
+    scratch = torch.zeros(scratch_words(5, 1500), dtype=torch.int32, device=DEVICE)
+    best(logits, scratch)
+    kept, last_tokens = PackRows(poisoned(5), poisoned(5), poisoned(5)), poisoned(SLOTS)
+    ids, valid = ints([11, 12, 13, 14, 15]), torch.tensor([True, False, True, True, True], device=DEVICE)
+    want_ids, want_valid = (ids.clone(), valid.clone()) if chosen else (best_ids.int(), best_valid)
+    keep(rows, kept, last_tokens, ids, valid, scratch, 1500, chosen=chosen)
+    assert torch.equal(ids, want_ids)
+    assert torch.equal(valid, want_valid)
+    for got, field in ((kept.offsets, rows.offsets), (kept.listed, rows.listed), (kept.slots, rows.slots)):
+        assert torch.equal(got, field)
+    expected = poisoned(SLOTS)
+    expected[rows.slots[:3].long()] = want_ids[:3]
+    assert torch.equal(last_tokens, expected)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="of compiled kernels alone; the interpreter shows nothing here")

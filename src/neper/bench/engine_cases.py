@@ -77,7 +77,7 @@ class Plan:
     steps_at: tuple[int, ...] = (1, 32)
     profiled: int = 8
     replays: int = 50
-    copy_bytes: int = 2**30
+    copy_bytes: int = 2**32
     step_tokens: int = 8192
 
     @property

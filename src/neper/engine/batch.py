@@ -21,7 +21,7 @@ Want = tuple[bool, bool, int]
 """What a row asks for, and stands by among the others: scored, its token is the first of its list, top_k."""
 
 _UNSCORED: Want = (False, False, 0)
-_PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0, "row_top_k": 0}
+_PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class SampleInputs:
     penalized: tuple[int, ...]
     scored: tuple[tuple[int, int], ...]
     in_order: bool
+
+    @property
+    def edited(self) -> bool:
+        """Some rows are not chosen from the model's own logits."""
+        return bool(self.penalized) or self.bias is not None
 
     @property
     def num_scored(self) -> int:
@@ -266,8 +271,6 @@ class BatchBuilder:
         arrays["slots"][:count] = [chunk.seq.slot for chunk in chunks]
         arrays["offsets"][:count] = np.cumsum([0, *widths[:-1]])
         arrays["listed"][:count] = [-1 if top_k is None else top_k for top_k in top_ks]
-        # A greedy row's token is the first of its list.
-        arrays["row_top_k"][:count] = [max(1, top_k or 0) for top_k in top_ks]
         for row, chunk in enumerate(chunks):
             sampling = chunk.seq.request.sampling
             if not sampling.greedy:

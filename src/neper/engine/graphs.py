@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: for each number of padded rows one forward and, by what is asked for, score+sample."""
+"""CUDA graphs of decode steps: by padded rows a forward and, by what is asked for, a choice of tokens and scores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from neper.engine.batch import BatchBuilder
-from neper.engine.kernel_sampler import KernelSampler
+from neper.engine.kernel_sampler import Choice, KernelSampler
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
-from neper.ops.attention import AttentionInputs
 from neper.types import Progress
 
 
@@ -36,9 +35,15 @@ class DecodeGraphs:
         # The largest first: what the others need fits into the memory that it leaves in their common pool.
         for done, rows in enumerate(sorted(buckets, reverse=True), start=1):
             token_ids, attention, fields = builder.decode_inputs(rows)
-            self._forward[rows] = self._capture(partial(_forward, decoder, kv_cache, sampler, token_ids, attention))
-            for variant in sampler.variants(rows):
-                sampler.graphs[variant], _ = self._capture(partial(sampler.launch, variant, fields))
+            last_tokens = sampler.buffers.last_tokens
+            forward = partial(decoder.forward, token_ids, kv_cache, attention, last_tokens)
+            self._forward[rows] = self._capture(forward)
+            hidden = self._forward[rows][1]
+            choices, scores = sampler.launches(rows)
+            for choice in choices:
+                sampler.choices[choice], _ = self._capture(partial(sampler.choose, hidden, choice, fields))
+            for score in scores:
+                sampler.scores[score], _ = self._capture(partial(sampler.score, score))
             if progress is not None:
                 progress(done, len(buckets), "capturing decode steps")
 
@@ -60,22 +65,14 @@ class DecodeGraphs:
         return hidden
 
     def replay_of(self, rows: int, top_k: int | None) -> Callable[[], None]:
-        """Replays a greedy decode step of `rows` padded rows with lists of `top_k`."""
-        forward, _ = self._forward[rows]
-        wanted = [v for v in self._sampler.variants(rows) if not v.drawn and (v.top_k is None) == (top_k is None)]
-        variant = next(v for v in wanted if top_k is None or (v.top_k or 0) >= max(1, top_k))
-        sample = self._sampler.graphs[variant]
+        """Replays a greedy decode step of `rows` padded rows with lists of `top_k`, one graph after the other."""
+        graphs = [self._forward[rows][0], self._sampler.choices[Choice(rows, False, top_k is not None)]]
+        if top_k is not None:
+            _, scores = self._sampler.launches(rows)
+            graphs.append(self._sampler.scores[next(score for score in scores if score.top_k >= max(1, top_k))])
 
         def replay() -> None:
-            forward.replay()
-            sample.replay()
+            for graph in graphs:
+                graph.replay()
 
         return replay
-
-
-def _forward(
-    decoder: Decoder, kv_cache: KVCache, sampler: KernelSampler, token_ids: Tensor, attention: AttentionInputs
-) -> Tensor:
-    hidden = decoder.forward(token_ids, kv_cache, attention, sampler.buffers.last_tokens)
-    sampler.logits(hidden)
-    return hidden

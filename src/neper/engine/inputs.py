@@ -47,7 +47,6 @@ class Layout:
             "slots": rows,
             "offsets": rows,
             "listed": rows,
-            "row_top_k": rows,
             "temperature": rows,
             "top_p": rows,
             "min_p": rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from neper.engine.settings import EngineSettings
 from neper.models.decoder import Decoder
 from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
 from neper.ops.packing import pack_scores
-from neper.ops.packing_triton import PackRows, pack_best, pack_chosen
+from neper.ops.packing_triton import PackRows, keep, pack_best, pack_chosen
 from neper.ops.sampling import edit_logits
 from neper.ops.sampling_triton import DrawRows, best, choose, scratch_words
 from neper.types import PackedRows
@@ -27,18 +28,30 @@ TOP_K_BUCKETS = (8, 32, 64)
 """List lengths that graphs are captured for; a row lists what it asked for."""
 
 
-class Variant(NamedTuple):
-    """What a launch of score+sample is compiled and captured for.
+class Choice(NamedTuple):
+    """A launch that makes the logits of a step's rows and chooses their tokens.
 
     Attributes:
         rows: padded rows.
-        top_k: length of the lists; None = nobody asked for scores, and nothing is scored.
         drawn: some rows are drawn; else all take their best token.
+        scored: some rows want scores, so their tokens are kept for a `Score`; else they are packed at once.
     """
 
     rows: int
-    top_k: int | None
     drawn: bool
+    scored: bool
+
+
+class Score(NamedTuple):
+    """A launch that scores and packs the rows of a Choice.
+
+    Attributes:
+        rows: padded rows.
+        top_k: length of the lists.
+    """
+
+    rows: int
+    top_k: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class SamplerBuffers:
         words: flat int32, packed results.
         last_tokens: [slots] int32.
         token_ids, valid: [rows] int32 and bool, what was chosen.
+        kept: the fields of rows that are scored, [rows] int32 each: their own are the next step's by then.
         scratch: int32, of the kernels that choose.
         scores: of the reduction; None where scores are not computed on the device.
     """
@@ -59,6 +73,7 @@ class SamplerBuffers:
     last_tokens: Tensor
     token_ids: Tensor
     valid: Tensor
+    kept: PackRows
     scratch: Tensor
     scores: LogprobBuffers | None
 
@@ -79,6 +94,7 @@ class SamplerBuffers:
         scores = None
         if on_device:
             scores = _score_buffers(settings, vocab_size, scratch_rows=max(max_rows, tile))
+        kept = memory.allocate("tokens", "max_num_seqs", 3, max_rows, dtype=torch.int32, device=device)
         return SamplerBuffers(
             logits=memory.allocate(
                 "logits", "max_num_seqs", max(max_rows, tile), vocab_size, dtype=dtype, device=device
@@ -87,6 +103,7 @@ class SamplerBuffers:
             last_tokens=last_tokens,
             token_ids=memory.allocate("tokens", "max_num_seqs", max_rows, dtype=torch.int32, device=device),
             valid=memory.allocate("tokens", "max_num_seqs", max_rows, dtype=torch.bool, device=device),
+            kept=PackRows(*kept.unbind()),
             scratch=memory.allocate(
                 "sampling", "max_num_seqs", scratch_words(max_rows, vocab_size), dtype=torch.int32, device=device
             ),
@@ -121,8 +138,9 @@ def _buckets(max_top_k: int) -> list[int]:
 class KernelSampler:
     """Chooses, scores and packs with Triton kernels.
 
-    A step whose logits nobody edits is one fixed sequence of launches, by Variant: `launch` makes it, `graphs` replays
-    it. Penalties and bias make an edited copy of the logits first, in plain torch, which the same kernels choose from.
+    A step whose logits nobody edits is a fixed sequence of launches: `choose`, and where somebody asked, `score`.
+    Graphs replay both. Penalties and bias make an edited copy of the logits first, in plain torch, which the same
+    kernels choose from. The next step needs the tokens, not the scores: those are made beside it, on the stream of the copies.
     """
 
     def __init__(
@@ -135,85 +153,98 @@ class KernelSampler:
         max_logprobs: int,
     ) -> None:
         self.buffers = buffers
-        self.graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
+        self.choices: dict[Choice, torch.cuda.CUDAGraph] = {}
+        self.scores: dict[Score, torch.cuda.CUDAGraph] = {}
         self._decoder = decoder
         self._penalties = penalties
         self._readback = readback
         self._buckets = _buckets(max_logprobs)
 
-    def variants(self, rows: int) -> list[Variant]:
+    def launches(self, rows: int) -> tuple[list[Choice], list[Score]]:
         """All that steps of `rows` padded rows need."""
-        lists = [None, *(size for size in self._buckets if size <= TOP_K_BUCKETS[-1])]
-        if self.buffers.scores is None:
-            lists = [None]
-        return [Variant(rows, top_k, drawn) for top_k in lists for drawn in (False, True)]
+        scores = []
+        if self.buffers.scores is not None:
+            scores = [Score(rows, size) for size in self._buckets if size <= TOP_K_BUCKETS[-1]]
+        wants = (False, True) if scores else (False,)
+        return [Choice(rows, drawn, scored) for drawn in (False, True) for scored in wants], scores
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The logits of hidden [n, D], in the buffer."""
-        return self._decoder.logits(hidden, out=self.buffers.logits[: len(hidden)])
-
-    def run(self, hidden: Tensor, inputs: BatchInputs, *, logits_made: bool = False) -> Packed:
-        """Next tokens and scores of a step whose hidden states are [T, D].
-
-        `logits_made`: the logits of its rows are in the buffer already.
-        """
+    def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
+        """Next tokens and scores of a step whose hidden states are [T, D]."""
         packed = Packed(words=self.buffers.words)
         if inputs.sample is not None:
-            if not logits_made:
-                self.logits(hidden.index_select(0, inputs.sample.fields["hidden_rows"]))
-            self._sample(inputs.sample, packed)
-            if packed.host_rows is not None and inputs.prompt_scores:
-                packed.host_rows = packed.host_rows.copied()  # the prompt's logits take their place in the buffer
+            self._sample(hidden, inputs, inputs.sample, packed)
         for prompt in inputs.prompt_scores:
             self._score_prompt(hidden, prompt, packed)
         return packed
 
-    def _sample(self, inputs: SampleInputs, packed: Packed) -> None:
+    def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SampleInputs, packed: Packed) -> None:
         on_host = self.buffers.scores is None
-        packed.segments += token_segments(inputs, scored=not on_host)
-        if on_host:
-            packed.host_rows = host_rows(inputs, self.buffers.logits)
-        variant = self.variant(inputs)
-        if inputs.penalized or inputs.bias is not None:
-            self._launch_edited(variant, inputs)
-        elif variant in self.graphs:
-            self.graphs[variant].replay()
+        choice = Choice(sample.num_padded, bool(sample.drawn), bool(sample.scored) and not on_host)
+        packed.segments += token_segments(sample, scored=not on_host)
+        if inputs.is_decode and not sample.edited and choice in self.choices:
+            self.choices[choice].replay()
         else:
-            self.launch(variant, inputs.fields)
+            if not inputs.is_decode:
+                hidden = hidden.index_select(0, sample.fields["hidden_rows"])
+            self._choose(hidden, choice, sample)
+        if on_host:
+            packed.host_rows = host_rows(sample, self.buffers.logits)
+            if packed.host_rows is not None and inputs.prompt_scores:
+                packed.host_rows = packed.host_rows.copied()  # the prompt's logits take their place in the buffer
+        elif choice.scored:
+            largest = max(1, *(top_k for top_k, _ in sample.scored))
+            score = Score(choice.rows, next(size for size in self._buckets if size >= largest))
+            # The logits of a prompt that is scored take these logits' place, so they must wait.
+            with nullcontext() if inputs.prompt_scores else self._readback.beside():
+                if score in self.scores:
+                    self.scores[score].replay()
+                else:
+                    self.score(score)
 
-    def variant(self, inputs: SampleInputs) -> Variant:
-        """What a step's rows need."""
-        top_k = None
-        if inputs.scored and self.buffers.scores is not None:
-            largest = max(1, *(top_k for top_k, _ in inputs.scored))
-            top_k = next(size for size in self._buckets if size >= largest)
-        return Variant(inputs.num_padded, top_k, bool(inputs.drawn))
-
-    def launch(self, variant: Variant, fields: dict[str, Tensor]) -> None:
-        """Choose, score and pack the rows whose logits are in the buffer."""
-        logits = self.buffers.logits[: variant.rows]
-        if variant.drawn:
-            self._finish(variant, fields, *self._choose(logits, fields))
-        elif variant.top_k is None:
+    def choose(self, hidden: Tensor, choice: Choice, fields: dict[str, Tensor]) -> None:
+        """Make the logits of hidden states [rows, D], choose their tokens, and pack or keep them."""
+        logits = self._logits(hidden)
+        if choice.drawn:
+            self._draw(logits, fields)
+        else:
             best(logits, self.buffers.scratch)
+        if choice.drawn or choice.scored:
+            self._keep(choice, fields, chosen=choice.drawn)
+        else:
             pack_best(
                 _pack_rows(fields), self.buffers.words, self.buffers.last_tokens, self.buffers.scratch, logits.shape[1]
             )
-        else:
-            self._finish(variant, fields, None, None)
 
-    def _launch_edited(self, variant: Variant, inputs: SampleInputs) -> None:
-        logits, penalties = self.buffers.logits[: variant.rows], None
-        chunks = [inputs.chunks[row] for row in inputs.penalized]
-        if inputs.penalized:
-            penalties = self._penalties.gather(inputs.penalized, chunks)
-        token_ids, valid = self._choose(edit_logits(logits, penalties, inputs.bias), inputs.fields)
+    def score(self, score: Score) -> None:
+        """Score and pack the rows that were kept, whose logits are in the buffer."""
+        rows, token_ids, valid = self._kept(score.rows)
+        scores = token_logprobs(
+            self.buffers.logits[: score.rows],
+            token_ids,
+            score.top_k,
+            row_top_k=rows.listed,  # -1, a row without scores, lists nothing
+            out=self.buffers.scores,
+        )
+        pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
+
+    def _choose(self, hidden: Tensor, choice: Choice, sample: SampleInputs) -> None:
+        """`choose`, from edited logits where a row has penalties or a bias."""
+        if not sample.edited:
+            self.choose(hidden, choice, sample.fields)
+            return
+        logits, penalties = self._logits(hidden), None
+        chunks = [sample.chunks[row] for row in sample.penalized]
+        if sample.penalized:
+            penalties = self._penalties.gather(sample.penalized, chunks)
+        self._draw(edit_logits(logits, penalties, sample.bias), sample.fields)
+        _, token_ids, valid = self._kept(choice.rows)
         valid &= greedy_tokens(logits)[1]  # decided on the model's own logits too
         if penalties is not None:
             self._penalties.count(penalties, chunks, token_ids)
-        self._finish(variant, inputs.fields, token_ids, valid)
+        self._keep(choice, sample.fields, chosen=True)
 
-    def _choose(self, logits: Tensor, fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, fields: dict[str, Tensor]) -> None:
+        """Choose the tokens of all rows; greedy ones take their best."""
         draws = DrawRows(
             temperature=fields["temperature"],
             top_p=fields["top_p"],
@@ -221,24 +252,29 @@ class KernelSampler:
             top_k=fields["top_k"],
             keys=fields["keys"],
         )
-        token_ids, valid = self.buffers.token_ids[: len(logits)], self.buffers.valid[: len(logits)]
+        _, token_ids, valid = self._kept(len(logits))
         choose(logits, draws, self.buffers.scratch, token_ids, valid)
-        return token_ids, valid
 
-    def _finish(
-        self, variant: Variant, fields: dict[str, Tensor], token_ids: Tensor | None, valid: Tensor | None
-    ) -> None:
-        """Score and pack; without `token_ids` every row takes the first of its list."""
-        scores = None
-        if variant.top_k is not None:
-            scores = token_logprobs(
-                self.buffers.logits[: variant.rows],
-                token_ids,
-                variant.top_k,
-                row_top_k=fields["row_top_k"],
-                out=self.buffers.scores,
+    def _keep(self, choice: Choice, fields: dict[str, Tensor], *, chosen: bool) -> None:
+        """Leave chosen tokens for `score`, or pack them if nobody wants scores; `chosen`: `_draw` has made them."""
+        rows, (kept, token_ids, valid) = _pack_rows(fields), self._kept(choice.rows)
+        if choice.scored:
+            vocab_size = self._decoder.config.vocab_size
+            keep(
+                rows, kept, self.buffers.last_tokens, token_ids, valid, self.buffers.scratch, vocab_size, chosen=chosen
             )
-        pack_chosen(_pack_rows(fields), self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
+        else:
+            pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
+
+    def _kept(self, rows: int) -> tuple[PackRows, Tensor, Tensor]:
+        """Fields, tokens and validity of that many rows, in the buffers."""
+        kept = self.buffers.kept
+        fields = PackRows(offsets=kept.offsets[:rows], listed=kept.listed[:rows], slots=kept.slots[:rows])
+        return fields, self.buffers.token_ids[:rows], self.buffers.valid[:rows]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states [n, D], in the buffer."""
+        return self._decoder.logits(hidden, out=self.buffers.logits[: len(hidden)])
 
     def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, packed: Packed) -> None:
         rows, chunk, tile = hidden[inputs.hidden_rows], inputs.chunk, self.buffers.logits
@@ -246,13 +282,13 @@ class KernelSampler:
             token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
             data = []
             for begin in range(0, len(rows), len(tile)):
-                logits = self.logits(rows[begin : begin + len(tile)])
+                logits = self._logits(rows[begin : begin + len(tile)])
                 data.append(self._readback.score_on_host(logits, token_ids[begin:], inputs.top_k))
             packed.prompt[chunk] = PackedRows(inputs.top_k, b"".join(data))
             return
         scores = linear_logprobs(
             rows,
-            self.logits,
+            self._logits,
             inputs.token_ids,
             inputs.top_k,
             vocab_size=self._decoder.config.vocab_size,

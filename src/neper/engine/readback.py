@@ -6,7 +6,9 @@ started on a stream of its own when the step is launched, and waited for when it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -111,6 +113,19 @@ class Readback:
             arrived.record(self._stream)
         self._started = arrived
         return StepOutput(plan, segments, words, host_rows, packed.prompt, arrived)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is launched inside comes after all that was launched so far, and runs beside what is launched later.
+
+        It is done when the copies that `start` starts next are.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
 
     def hold(self) -> None:
         """Have the device wait for the started copies: what it does from here on may overwrite what they read."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from neper.engine.batch import BatchBuilder, BatchInputs
+from neper.engine.batch import BatchBuilder
 from neper.engine.readback import Readback, StepOutput
 from neper.engine.reference_sampler import ReferenceSampler
 from neper.engine.scheduler import StepPlan
@@ -27,7 +27,7 @@ class ModelRunner:
 
     Args:
         last_tokens: [slots] int32, the token last sampled in each slot.
-        kernels: the sampler, where it is the one that works on fixed buffers: decode steps are padded for it.
+        kernels: the sampler, where it is the one on fixed buffers: only the next sampling is in the way of its copies.
 
     Attributes:
         kv_cache: made when all other memory is taken; no step can be launched before.
@@ -52,9 +52,6 @@ class ModelRunner:
         self._sampler = sampler
         self._last_tokens = last_tokens
         self._kernels = kernels
-        # Whether what a step's copies read lies where the next forward writes: logits for the host, or tensors that the
-        # allocator hands out again. Packed words on fixed buffers are only in the way of the next packing.
-        self._copies_logits = kernels is None or kernels.buffers.scores is None
         self._decoded_rows = 0
 
     @torch.inference_mode()
@@ -70,28 +67,16 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> StepOutput:
         assert self.kv_cache is not None
-        if self._copies_logits:
-            self.readback.hold()
+        if self._kernels is None:
+            self.readback.hold()  # what the copies read is the allocator's to hand out again
         inputs = self._builder.build(plan)
         self._decoded_rows = len(inputs.token_ids) if inputs.is_decode else 0
-        if self._kernels is not None and inputs.is_decode:
-            hidden = self._decode(self._kernels, inputs)
-            self.readback.hold()
-            packed = self._kernels.run(hidden, inputs, logits_made=True)
+        if self.graphs is not None and inputs.is_decode:
+            hidden = self.graphs.forward(len(inputs.token_ids))
         else:
             hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
-            self.readback.hold()
-            packed = self._sampler.run(hidden, inputs)
-        return self.readback.start(inputs.plan, packed)
-
-    def _decode(self, kernels: KernelSampler, inputs: BatchInputs) -> Tensor:
-        """The hidden states of a decode step; their logits are left in the sampler's buffer."""
-        if self.graphs is not None:
-            return self.graphs.forward(len(inputs.token_ids))
-        assert self.kv_cache is not None
-        hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
-        kernels.logits(hidden)
-        return hidden
+        self.readback.hold()
+        return self.readback.start(inputs.plan, self._sampler.run(hidden, inputs))
 
     def capture(self, buckets: Sequence[int], progress: Progress | None = None) -> None:
         """Capture decode steps of so many padded rows."""

@@ -21,6 +21,7 @@ from neper.ops.triton_launch import Variants, launch_options
 _BLOCK = tl.constexpr(64)  # listed ids at once
 # Read and written a word at a time: how they are aligned must not be a compile key.
 _ROWS = ["offsets", "listed", "slots", "words", "last_tokens"]
+_KEPT = ["kept_offsets", "kept_listed", "kept_slots"]
 _RESULTS = ["ids", "valid", "rank", "logprob", "top_ids", "top_logprobs", "scores_valid"]
 
 
@@ -57,12 +58,39 @@ def pack_best_kernel(
         tl.store(last_tokens + slot, id)
 
 
+@triton.jit(do_not_specialize=["tiles", "chosen"], do_not_specialize_on_alignment=[*_ROWS, *_RESULTS, *_KEPT])
+def keep_kernel(
+    offsets, listed, slots, kept_offsets, kept_listed, kept_slots, last_tokens, ids, valid,
+    scratch, row_words, tiles, chosen, PP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`chosen`: ids and valid are there; else they are the best, and are written."""
+    row = tl.program_id(0)
+    offset = tl.load(offsets + row)
+    count = tl.load(listed + row)
+    slot = tl.load(slots + row)
+    await_turn(PDL)
+    tl.store(kept_offsets + row, offset)
+    tl.store(kept_listed + row, count)
+    tl.store(kept_slots + row, slot)
+    id = tl.full((), 0, tl.int32)
+    if chosen:
+        id = tl.load(ids + row)
+    else:
+        best = best_of_row(scratch, row, row_words, tiles, PP)
+        good = tl.abs(key_value(best)) < float("inf")
+        id = tl.where(good, key_id(best), 0)
+        tl.store(ids + row, id)
+        tl.store(valid + row, good)
+    if offset >= 0:
+        tl.store(last_tokens + slot, id)
+
+
 @triton.jit(do_not_specialize=["list_stride", "given"], do_not_specialize_on_alignment=[*_ROWS, *_RESULTS])
 def pack_chosen_kernel(
     offsets, listed, slots, words, last_tokens,
     ids, valid, rank, logprob, top_ids, top_logprobs, scores_valid, list_stride, given, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`given`: 1 ids and valid, 2 scores. logprob and top_logprobs are read as bits."""
+    """`given`: there are scores. logprob and top_logprobs are read as bits."""
     row = tl.program_id(0)
     offset = tl.load(offsets + row)
     count = tl.load(listed + row)
@@ -71,15 +99,10 @@ def pack_chosen_kernel(
     top_ids += row.to(tl.int64) * list_stride
     top_logprobs += row.to(tl.int64) * list_stride
     if offset >= 0:
-        good = tl.full((), 1, tl.int1)
-        if given & 1:
-            id = tl.load(ids + row)
-            good = tl.load(valid + row) != 0
-        else:
-            id = tl.load(top_ids)
-        if (count >= 0) | ((given & 1) == 0):
+        good = tl.load(valid + row) != 0
+        if (count >= 0) & (given != 0):
             good = good & (tl.load(scores_valid + row) != 0)
-        id = tl.where(good, id, 0)
+        id = tl.where(good, tl.load(ids + row), 0)
         out = words + offset
         tl.store(out, id)
         tl.store(last_tokens + slot, id)
@@ -113,13 +136,37 @@ def pack_best(rows: PackRows, words: Tensor, last_tokens: Tensor, scratch: Tenso
         )  # fmt: skip
 
 
-def pack_chosen(
+def keep(
     rows: PackRows,
-    words: Tensor,
+    kept: PackRows,
     last_tokens: Tensor,
-    ids: Tensor | None,
-    valid: Tensor | None,
-    scores: TokenLogprobs | None,
+    ids: Tensor,
+    valid: Tensor,
+    scratch: Tensor,
+    vocab_size: int,
+    *,
+    chosen: bool,
+) -> None:
+    """Keep the tokens for the next step, and what `pack_chosen` needs when the rows' own fields may be others'.
+
+    Args:
+        kept: where the fields of `rows` are copied to.
+        last_tokens: [slots] int32; the slot of each row that is no padding gets its token.
+        ids, valid: [S] int32 and [S] bool: what was chosen, or where each row's best token and its validity go.
+        scratch: of `best`, whose logits were [S, vocab_size]; not read if `chosen`.
+    """
+    count, tiles = len(rows.offsets), num_tiles(vocab_size)
+    places = triton.next_power_of_2(tiles)
+    if count:
+        keep_kernel[(count,)](
+            rows.offsets, rows.listed, rows.slots, kept.offsets, kept.listed, kept.slots, last_tokens, ids, valid,
+            scratch, row_words(vocab_size), tiles, int(chosen),
+            PP=places, num_warps=max(1, places // 256), **launch_options(ids.device),
+        )  # fmt: skip
+
+
+def pack_chosen(
+    rows: PackRows, words: Tensor, last_tokens: Tensor, ids: Tensor, valid: Tensor, scores: TokenLogprobs | None
 ) -> None:
     """Write each row's token, and what it has of scores, as `neper.types.PackedRows` describes.
 
@@ -128,20 +175,10 @@ def pack_chosen(
     Args:
         words: flat int32.
         last_tokens: [slots] int32; the row's slot gets its token too, 0 in an invalid row.
-        ids, valid: [S] int32 and [S] bool; None, None = each row's token is the first of its list, which its scores
-            say is valid.
+        ids, valid: [S] int32 and [S] bool.
         scores: fields [S, ...] int32, float32 and bool, lists at least as long as the longest listed; None where no
             row has scores.
-
-    Raises:
-        ValueError: neither ids nor lists to take them from.
     """
-    if ids is None or valid is None:
-        if scores is None or scores.top_ids.shape[1] == 0:
-            raise ValueError("without ids the tokens are the first of the lists, so there must be lists")
-        ids, valid, given = rows.offsets, scores.valid, 2
-    else:
-        given = 1 if scores is None else 3
     # A pointer that is never followed stands in for what is not there.
     results = (rows.offsets, rows.offsets, rows.offsets, rows.offsets, valid)
     stride = 0
@@ -152,8 +189,8 @@ def pack_chosen(
     count = len(rows.offsets)
     if count:
         pack_chosen_kernel[(count,)](
-            rows.offsets, rows.listed, rows.slots, words, last_tokens, ids, valid, *results, stride, given,
-            num_warps=1, **launch_options(words.device),
+            rows.offsets, rows.listed, rows.slots, words, last_tokens, ids, valid, *results, stride,
+            int(scores is not None), num_warps=1, **launch_options(words.device),
         )  # fmt: skip
 
 
@@ -165,6 +202,7 @@ def variants(vocab_size: int, device: torch.device) -> Variants:
     scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
     launches: list[Callable[[], Any]] = [
         partial(pack_best, rows, ints, ints, scratch, vocab_size),
+        partial(keep, rows, rows, ints, ints.clone(), valid, scratch, vocab_size, chosen=False),
         partial(pack_chosen, rows, ints, ints, ints, valid, None),
     ]
-    return Variants((pack_best_kernel, pack_chosen_kernel), launches)
+    return Variants((pack_best_kernel, keep_kernel, pack_chosen_kernel), launches)
