@@ -104,7 +104,7 @@ def replay_seconds(
 def time_copy(nbytes: int, device: torch.device, rounds: int, series: Series) -> None:
     """Microseconds of a copy of `nbytes` on the device, `rounds` samples into the series.
 
-    Launched, not captured: of a graph's large copies some cards make a copy engine's affair, at two thirds of the speed.
+    Launched, not captured: a graph's large copies may be a copy engine's affair, at two thirds of the speed.
     """
     source = torch.empty(nbytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)

@@ -31,7 +31,6 @@ class DecodeGraphs:
         self._forward: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._sampler = sampler
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call]
         # The largest first: what the others need fits into the memory that it leaves in their common pool.
         for done, rows in enumerate(sorted(buckets, reverse=True), start=1):
             token_ids, attention, fields = builder.decode_inputs(rows)
@@ -49,12 +48,10 @@ class DecodeGraphs:
 
     def _capture(self, work: Callable[[], Tensor | None]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture what `work` launches; what it returns is kept in the graphs' memory."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()  # what a first launch sets up must not happen in a capture
-        torch.cuda.current_stream().wait_stream(self._stream)
+        work()  # what a first launch sets up must not happen in a capture
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # On torch's own stream for captures: cuBLAS keeps a workspace for every stream that it was ever called on.
+        with torch.cuda.graph(graph, pool=self._pool):
             result = work()
         return graph, result if result is not None else torch.empty(0)
 
