@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -205,13 +204,15 @@ def test_after_warm_up_nothing_is_compiled() -> None:
     from neper.ops.triton_launch import compile_all
 
     def variants() -> int:
-        kernels = packing_triton.pack_best_kernel, packing_triton.pack_chosen_kernel
+        kernels = packing_triton.pack_best_kernel, packing_triton.keep_kernel, packing_triton.pack_chosen_kernel
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
     compile_all([packing_triton.variants(3000, torch.device(DEVICE))], torch.device(DEVICE))
     before = variants()
-    for listed, given in itertools.product(LISTED, (True, False)):
-        test_rows_of_all_widths(given, listed)
+    for listed in LISTED:
+        test_rows_of_all_widths(listed)
+    for chosen in (True, False):
+        test_what_is_kept_for_scores(chosen)
     test_without_scores()
     logits = randn(9, 3000, seed=6)
     best_packed(logits[1:], Places.of([-1] * 8))

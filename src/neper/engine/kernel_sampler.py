@@ -140,7 +140,7 @@ class KernelSampler:
 
     A step whose logits nobody edits is a fixed sequence of launches: `choose`, and where somebody asked, `score`.
     Graphs replay both. Penalties and bias make an edited copy of the logits first, in plain torch, which the same
-    kernels choose from. The next step needs the tokens, not the scores: those are made beside it, on the copies' stream.
+    kernels choose from. The next step needs the tokens, not the scores: those are made beside it, where copies are.
     """
 
     def __init__(
