@@ -40,7 +40,6 @@ class SampleInputs:
         bias: logit bias and bans; None when there is none.
         penalized: the rows that have penalties.
         scored: [(top_k, number of rows)], runs of rows that want logprobs, up to the last row; empty when nobody asked.
-        in_order: row i of the hidden states is row i of these.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -51,7 +50,6 @@ class SampleInputs:
     bias: Bias | None
     penalized: tuple[int, ...]
     scored: tuple[tuple[int, int], ...]
-    in_order: bool
 
     @property
     def edited(self) -> bool:
@@ -190,13 +188,14 @@ class BatchBuilder:
         arrays["tiles"][:] = tiles
         self._fill_rows(arrays, sampled)
         fields = self._buffers.send(places)
-        in_order = is_decode and all(row == i for i, (_, row) in enumerate(sampled))
+        # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
+        assert not is_decode or [row for _, row in sampled] == list(range(len(sampled)))
         return BatchInputs(
             plan=plan,
             token_ids=fields["token_ids"],
             attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
-            is_decode=is_decode and in_order,
-            sample=self._sample_inputs(sampled, wants, fields, in_order) if sampled else None,
+            is_decode=is_decode,
+            sample=self._sample_inputs(sampled, wants, fields) if sampled else None,
             prompt_scores=tuple(_prompt_scores(chunks, fields["targets"])),
         )
 
@@ -285,7 +284,6 @@ class BatchBuilder:
         sampled: list[tuple[ScheduledChunk, int]],
         wants: dict[ScheduledChunk, Want],
         fields: dict[str, Tensor],
-        in_order: bool,
     ) -> SampleInputs:
         chunks = tuple(chunk for chunk, _ in sampled)
         params = [chunk.seq.request.sampling for chunk in chunks]
@@ -301,7 +299,6 @@ class BatchBuilder:
             bias=_bias(chunks, self._vocab_size, fields["slots"].device),
             penalized=tuple(row for row, p in enumerate(params) if p.penalized),
             scored=tuple((top_k, len(list(run))) for (_, _, top_k), run in scored),
-            in_order=in_order,
         )
 
 
