@@ -78,7 +78,7 @@ def test_an_error_that_is_not_memorys_is_not_called_so() -> None:
         memory.reserve("logits", "max_num_seqs", 100, broken, torch.device("cpu"))
     with (
         pytest.raises(RuntimeError, match="illegal memory access"),
-        memory.needed("graphs", "max_num_seqs", torch.device("cpu")),
+        memory.needed("graphs", "lower max_num_seqs", torch.device("cpu")),
     ):
         broken()
 
@@ -93,3 +93,12 @@ def test_the_error_says_how_much_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(error.value) == (
         "no memory for the KV cache: 5 GiB on cuda:0 asked for, 2 GiB are missing; lower gpu_memory_utilization"
     )
+
+
+def test_what_nobody_has_counted_has_a_remedy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 2**30)
+    with (
+        pytest.raises(StartupError, match=r"^not enough memory for CUDA graphs: 1 GiB are free on cuda:0; lower this$"),
+        memory.needed("CUDA graphs", "lower this", CUDA),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")

@@ -68,7 +68,7 @@ def on_gpu(settings: EngineSettings, model: ModelConfig, worst_steps: Callable[[
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with memory.needed(
-        "a step of as many tokens and rows as allowed", "max_num_batched_tokens or max_num_seqs", device
+        "a step of as many tokens and rows as allowed", "lower max_num_batched_tokens or max_num_seqs", device
     ):
         worst_steps(make_cache(model, settings, 1))
     torch.cuda.synchronize(device)

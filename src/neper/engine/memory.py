@@ -61,11 +61,11 @@ def reserve(what: str, setting: str, nbytes: int, make: Callable[[], T], device:
 
 
 @contextmanager
-def needed(what: str, setting: str, device: torch.device) -> Iterator[None]:
+def needed(what: str, remedy: str, device: torch.device) -> Iterator[None]:
     """What is done inside takes memory that nobody has counted.
 
     Raises:
-        StartupError: there was not enough; the message names `what` and the `setting` to lower.
+        StartupError: there was not enough; the message names `what`, and the `remedy`.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def needed(what: str, setting: str, device: torch.device) -> Iterator[None]:
         if not _is_memory(error):
             raise
         free = machine.format_size(free_bytes(device))
-        raise StartupError(f"not enough memory for {what}: {free} are free on {device}; lower {setting}") from error
+        raise StartupError(f"not enough memory for {what}: {free} are free on {device}; {remedy}") from error
 
 
 def free_bytes(device: torch.device) -> int:

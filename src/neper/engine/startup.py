@@ -47,20 +47,22 @@ def build(
         torch.cuda.set_device(chosen.device)
     for family, backend in backends.chosen(chosen.device).items():
         logger.info("%s: %s (%s)", family, backend.name, backend.why)
-    with memory.needed("the model's weights", "the number of other programs on the device", chosen.device):
+    with memory.needed(
+        "the model's weights", "free the device of other programs or take a smaller model", chosen.device
+    ):
         if decoder is None:
             decoder = registry.load(source, dtype=chosen.dtype, device=chosen.device, progress=progress)
         decoder.prepare(chosen.max_model_len)
     if chosen.device.type != "cpu":
         started = time.monotonic()
-        with memory.needed("compiling the kernels", "the number of other programs on the device", chosen.device):
+        with memory.needed("compiling the kernels", "free the device of other programs", chosen.device):
             _compile(decoder, chosen)
         logger.info("compiled the kernels in %.1f s; they are kept for the next start", time.monotonic() - started)
     runner = _runner(decoder, chosen, model)
     chosen = _with_cache(runner, config, chosen, model)
     if chosen.cuda_graphs:
         started = time.monotonic()
-        with memory.needed("CUDA graphs", "gpu_memory_utilization or kv_cache_memory", chosen.device):
+        with memory.needed("CUDA graphs", "lower gpu_memory_utilization or kv_cache_memory", chosen.device):
             runner.capture(row_buckets(chosen.max_num_seqs), progress)
         logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
     return chosen, runner
