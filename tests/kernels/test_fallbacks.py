@@ -107,7 +107,7 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise ImportError(name)
         return import_before(name, *args, **kwargs)
 
-    backends._of_kind.cache_clear()
+    real_scoring.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(backends, "find_spec", lambda name: None)
         patch.setattr(backends, "scoring", lambda device: real_scoring("cuda"))
@@ -116,7 +116,7 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             patch.delattr(sys.modules["neper.ops"], module.rpartition(".")[2], raising=False)
         patch.setattr(builtins, "__import__", refuse)
         yield
-    backends._of_kind.cache_clear()
+    real_scoring.cache_clear()
 
 
 def test_without_triton(without_triton: None) -> None:
@@ -135,7 +135,7 @@ def test_without_triton(without_triton: None) -> None:
 
 
 def test_the_choice_by_device() -> None:
-    backends._of_kind.cache_clear()
+    real_scoring.cache_clear()
     assert [real_scoring(kind).name for kind in ("cpu", "cuda", "xpu", "mps")] == [
         "reference",
         "triton",

@@ -21,6 +21,7 @@ class Backend:
     why: str
 
 
+@cache  # asked for at every operation
 def scoring(device: torch.device | str) -> Backend:
     """What reduces logits on `device`.
 
@@ -39,28 +40,26 @@ def steps(device: torch.device | str, vocab_size: int, head_dim: int) -> Backend
     return _backend(device, "kernels on buffers that exist from the start")
 
 
+@cache
 def attention(device: torch.device | str) -> Backend:
     """What computes attention on `device`. Heads wider than 256 take the reference everywhere."""
     return _backend(device, "kernels that norm, rotate, write and attend; heads wider than 256 take the reference")
 
 
+@cache
 def fused(device: torch.device | str) -> Backend:
     """What computes the small operations between matrix products on `device`; see `neper.ops.fused`."""
     return _backend(device, "one kernel an operation")
 
 
+@cache
 def linear(device: torch.device | str) -> Backend:
     """What multiplies few rows with weights on `device`; see `neper.ops.linear`."""
     return _backend(device, "kernels for up to 64 rows where they are measured to be quicker, else torch")
 
 
 def _backend(device: torch.device | str, kernels: str) -> Backend:
-    return _of_kind(torch.device(device).type, kernels)
-
-
-@cache
-def _of_kind(kind: str, kernels: str) -> Backend:
-    if kind not in ("cuda", "xpu"):
+    if torch.device(device).type not in ("cuda", "xpu"):
         return Backend("reference", "plain torch operations")
     if find_spec("triton") is None:
         return Backend("reference", "plain torch operations, slower here: Triton is not installed")
