@@ -17,6 +17,7 @@ from neper.engine.readback import Readback
 from neper.engine.settings import EngineSettings
 from neper.models.decoder import Decoder
 from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
+from neper.ops.logprobs_triton import LIST_SIZES, list_sizes
 from neper.ops.packing import pack_scores
 from neper.ops.packing_triton import PackRows, keep, pack_best, pack_chosen
 from neper.ops.sampling import edit_logits
@@ -24,8 +25,6 @@ from neper.ops.sampling_triton import DrawRows, best, choose, scratch_words
 from neper.types import PackedRows
 
 _PROMPT_LOGITS_BYTES = 256 * 2**20
-TOP_K_BUCKETS = (8, 32, 64)
-"""List lengths that graphs are captured for; a row lists what it asked for."""
 
 
 class Choice(NamedTuple):
@@ -130,9 +129,7 @@ def _score_buffers(settings: EngineSettings, vocab_size: int, scratch_rows: int)
 
 def _buckets(max_top_k: int) -> list[int]:
     """The list lengths that requests of up to `max_top_k` alternatives need."""
-    lower = (0, *TOP_K_BUCKETS)
-    buckets = [size for size, smaller in zip(TOP_K_BUCKETS, lower, strict=False) if smaller < max(1, max_top_k)]
-    return [*buckets, max_top_k] if max_top_k > TOP_K_BUCKETS[-1] else buckets
+    return [*list_sizes(max_top_k), *([max_top_k] if max_top_k > LIST_SIZES[-1] else [])]
 
 
 class KernelSampler:
@@ -164,7 +161,7 @@ class KernelSampler:
         """All that steps of `rows` padded rows need."""
         scores = []
         if self.buffers.scores is not None:
-            scores = [Score(rows, size) for size in self._buckets if size <= TOP_K_BUCKETS[-1]]
+            scores = [Score(rows, size) for size in self._buckets if size <= LIST_SIZES[-1]]
         wants = (False, True) if scores else (False,)
         return [Choice(rows, drawn, scored) for drawn in (False, True) for scored in wants], scores
 

@@ -22,7 +22,7 @@ _MAX_ROWS = 4096
 # Words of scratch for the lists of `select_kernel`: chunks, then ids.
 _LISTS = 256
 # The sizes of lists that `select_kernel` is compiled for.
-_BUCKETS = (8, 32, 64)
+LIST_SIZES = (8, 32, 64)
 
 
 def token_logprobs(
@@ -57,7 +57,7 @@ def token_logprobs(
             given = Given.of(scores.take(part), here, ids, t, k)
             taken = logits[part] if rows is None else logits
             _read(taken, given, scratch)
-            if top_k <= _BUCKETS[-1]:
+            if top_k <= LIST_SIZES[-1]:
                 _select(taken, given, scratch, top_k)
             else:
                 _select(taken, given, scratch, 0)
@@ -78,19 +78,25 @@ def token_logprobs(
     return scores
 
 
+def list_sizes(max_top_k: int) -> list[int]:
+    """Those of LIST_SIZES that lists of up to `max_top_k` ids need."""
+    smaller = (0, *LIST_SIZES)
+    return [size for size, before in zip(LIST_SIZES, smaller, strict=False) if before < max(1, max_top_k)]
+
+
 def variants(vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torch.device) -> Variants:
     """What reductions of such logits need, for sets and lists of up to `max_top_k` ids."""
     both = torch.zeros(2, vocab_size, dtype=dtype, device=device)
     ids = torch.zeros(1, dtype=torch.int32, device=device)
     sets = TokenSets.of([[0]], device)
-    out = LogprobBuffers.allocate(1, vocab_size, _BUCKETS[-1], device)
+    out = LogprobBuffers.allocate(1, vocab_size, LIST_SIZES[-1], device)
     scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
     given = Given.of(out.scores, None, ids, None, None)
-    buckets = [size for size, smaller in zip(_BUCKETS, (0, *_BUCKETS), strict=False) if smaller < max(1, max_top_k)]
+    sizes = list_sizes(max_top_k)
     launches: list[Callable[[], Any]] = []
     # Where rows begin at odd places, those whose first row happens not to are variants of their own.
     for logits in (both[:1], both[1:]) if vocab_size * dtype.itemsize % 16 else (both[:1],):
-        launches[:0] = [partial(_select, logits, given, scratch, size) for size in reversed(buckets)]
+        launches[:0] = [partial(_select, logits, given, scratch, size) for size in reversed(sizes)]
         launches.append(partial(_read, logits, given, scratch))
         launches.append(partial(sets_triton.score_sets, logits, sets, True, given, _norms(scratch, vocab_size), 0))
     return Variants((read_kernel, select_kernel, *sets_triton.KERNELS), launches)
@@ -130,7 +136,7 @@ def _select(logits: Tensor, given: Given, scratch: Tensor, top_k: int) -> None:
     num_tiles, _, num_programs = _tiles(vocab, count)
     step, unit = given.row_step(logits)
     chunk_places = max(32, triton.next_power_of_2(num_tiles * 8))
-    bucket = next(size for size in _BUCKETS if top_k <= size)
+    bucket = next(size for size in LIST_SIZES if top_k <= size)
     select_kernel[(count,)](
         logits, step, given.rows, given.token_ids, given.temperature, given.row_top_k, given.flags,
         scratch, _row_words(vocab),
