@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -12,6 +12,14 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+
+LogprobsMode = Literal["raw_logprobs", "tempered_logprobs", "processed_logprobs"]
+"""Which distribution logprobs are of; ops/views says what each is."""
+
+LOGPROBS_MODES: tuple[LogprobsMode, ...] = get_args(LogprobsMode)
+
+LISTED_WHOLE = 1024
+"""An allowed set of up to this many ids is listed whole; a larger one lists its top k."""
 
 
 class FinishReason(str, Enum):
@@ -26,6 +34,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     A temperature below 1e-5 is greedy. `top_k` 0 (or -1) and `top_p` 1.0 switch those filters off. `max_tokens` None
     means the rest of the context. `stop` strings act on text, so the text layer applies them; all else is the engine's.
+
+    Attributes:
+        allowed_token_ids: the only ids that may be sampled; empty = all.
+        bad_words: sequences of ids that must not be sampled one after the other.
+        grammar: what the text must follow, in llguidance's serialised form (see `neper.text.grammar`).
     """
 
     max_tokens: int | None = None
@@ -38,6 +51,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -55,15 +71,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Which scores a request wants, all in the raw view (the model's own distribution).
+    """Which scores a request wants.
 
     Attributes:
-        top_k: alternatives per generated token; 0 = the sampled token alone, None = no scores.
-        prompt_top_k: alternatives per prompt token; 0 = the prompt token alone, None = no scores.
+        top_k: alternatives per generated token; 0 = the sampled token alone, -1 = all ids, None = no scores.
+        mode: the view of generated tokens' scores. Prompt scores are raw: the model's own distribution.
+        token_ids: ids to list for each generated token in place of its top k, at full-vocabulary values.
+        prompt_top_k: alternatives per prompt token; 0 = the prompt token alone, -1 = all ids, None = no scores.
         prompt_start: first prompt position to score, >= 1 (position 0 has no context to be scored in).
     """
 
     top_k: int | None = None
+    mode: LogprobsMode = "raw_logprobs"
+    token_ids: tuple[int, ...] = ()
     prompt_top_k: int | None = None
     prompt_start: int = 1
 
@@ -80,6 +100,31 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     logprobs: LogprobParams = LogprobParams()
     eos_token_ids: tuple[int, ...] = ()
+
+    def num_listed(self, vocab_size: int) -> int | None:
+        """Places of the lists of generated tokens, of `vocab_size` ids at most; None = no scores.
+
+        A named set is listed whole, whatever `top_k` says: the ids to list, or those that are allowed, up to
+        LISTED_WHOLE of them.
+        """
+        if self.logprobs.top_k is None:
+            return None
+        allowed = len(set(self.sampling.allowed_token_ids))
+        if self.logprobs.token_ids:
+            return len(set(self.logprobs.token_ids))
+        if 0 < allowed <= LISTED_WHOLE:
+            return allowed
+        return listed_places(self.logprobs.top_k, vocab_size)
+
+    def num_prompt_listed(self, vocab_size: int) -> int | None:
+        """Places of the lists of prompt tokens; None = no scores."""
+        top_k = self.logprobs.prompt_top_k
+        return None if top_k is None else listed_places(top_k, vocab_size)
+
+
+def listed_places(top_k: int, vocab_size: int) -> int:
+    """Places of a list of `top_k` alternatives: -1 means all ids, and more than there are means those."""
+    return vocab_size if top_k < 0 else min(top_k, vocab_size)
 
 
 def packed_width(top_k: int | None) -> int:

@@ -15,7 +15,8 @@ from neper.errors import InvalidRequestError
 from neper.ops import reference
 from neper.ops.logprobs import token_logprobs
 from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.token_sets import LISTED_WHOLE, TokenSets
+from neper.ops.token_sets import TokenSets
+from neper.types import LISTED_WHOLE
 from tests.helpers.live_memory import LiveMemory
 from tests.helpers.oracle import assert_right, expected, order
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neper.ops import TokenLogprobs
-from neper.ops.token_sets import LISTED_WHOLE
+from neper.types import LISTED_WHOLE
 
 
 class Scores(NamedTuple):

@@ -18,7 +18,8 @@ from torch import Tensor
 from neper.errors import InvalidRequestError
 from neper.ops.order import KEY_BYTES, ordered_top_k, sorts_whole_rows, top_k_by_key
 from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.token_sets import LISTED_WHOLE, TokenSets
+from neper.ops.token_sets import TokenSets
+from neper.types import LISTED_WHOLE
 
 # Terms of a row's sum are added in segments of this many, then the segments: the tree depends on V alone. torch's own
 # sum over a whole row splits a lone long row between threads, so a row's bits would depend on its company.

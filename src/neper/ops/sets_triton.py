@@ -9,8 +9,9 @@ from torch import Tensor
 
 from neper.ops.order import monotonic
 from neper.ops.reference import inverse_temperature, log_softmax
-from neper.ops.token_sets import LISTED_WHOLE, TokenSets
+from neper.ops.token_sets import TokenSets
 from neper.ops.triton_common import Given, Norms, load_factor, load_logit, load_token, row_base
+from neper.types import LISTED_WHOLE
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _BLOCK = tl.constexpr(1024)  # of a set's terms, added lane by lane: a row's bits depend on the row and its set alone

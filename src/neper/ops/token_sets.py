@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-
-LISTED_WHOLE = 1024
-"""An allowed set of up to this many ids is listed whole; a larger one lists its top k."""
+from neper.types import LISTED_WHOLE
 
 
 @dataclass(frozen=True)

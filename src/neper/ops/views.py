@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import Tensor
 
@@ -10,8 +10,7 @@ from neper.errors import InvalidRequestError
 from neper.ops.logprobs import check_logits, token_logprobs
 from neper.ops.results import TokenLogprobs
 from neper.ops.sampling import Bias, DrawInputs, Penalties, processed_logits
-
-LogprobsMode = Literal["raw_logprobs", "tempered_logprobs", "processed_logprobs"]
+from neper.types import LOGPROBS_MODES, LogprobsMode
 
 
 def view_logprobs(
@@ -36,7 +35,7 @@ def view_logprobs(
     Raises:
         InvalidRequestError: on an unknown mode, and as token_logprobs does.
     """
-    modes = get_args(LogprobsMode)
+    modes = LOGPROBS_MODES
     if not isinstance(mode, str) or mode not in modes:
         raise InvalidRequestError(
             f"logprobs_mode must be {', '.join(modes[:-1])} or {modes[-1]}"

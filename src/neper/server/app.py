@@ -17,14 +17,17 @@ from neper.engine.interface import Engine
 from neper.errors import InvalidRequestError
 from neper.server.asgi import read_json, send_json
 from neper.server.chat import ChatReply
+from neper.server.chat_protocol import ChatBody
+from neper.server.chat_requests import chat_generation
 from neper.server.completions import CompletionReply
 from neper.server.gate import Gate, routing_error
 from neper.server.generation import Generation
-from neper.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, decode_body
+from neper.server.protocol import CompletionBody, DetokenizeBody, TokenizeBody
 from neper.server.reply import Body, Reply, new_id
-from neper.server.requests import chat_generation, completion_generation
+from neper.server.requests import completion_generation
 from neper.server.service import Service
 from neper.server.sse import deliver
+from neper.server.strict import decode_body
 from neper.text.tokenizer import Tokenizer
 from neper.types import JsonObject
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from neper.server.chat_protocol import ChatBody
 from neper.server.generation import Choice, Delta, Generation, join_rows
-from neper.server.protocol import ChatBody
 from neper.server.reply import Reply, prompt_scores, read_prompt
 from neper.server.service import Service
 from neper.types import JsonObject, PackedRows

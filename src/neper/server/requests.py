@@ -13,9 +13,9 @@ import msgspec
 from neper.engine.interface import Capabilities
 from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from neper.server.generation import Choice, Generation, Prompt
-from neper.server.protocol import ChatBody, CompletionBody, GenerationBody
+from neper.server.protocol import CompletionBody, GenerationBody
 from neper.server.service import Service
-from neper.types import JsonObject, LogprobParams, Request, SamplingParams
+from neper.types import LogprobParams, Request, SamplingParams
 
 MAX_STOP_STRINGS = 16  # OpenAI's own limit is 4
 MAX_STOP_LENGTH = 1000  # characters; each choice builds a matcher of that size
@@ -37,25 +37,8 @@ _ENGINE_FIELDS = (
 )
 
 
-async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Generation:
-    top_k = body.num_top_logprobs()
-    _check_logprobs(service.engine.capabilities, "top_logprobs", top_k)
-    continues = bool(body.continue_final_message)
-    generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
-    token_ids = await service.encode_chat(
-        [_message(message.role, message.content, message.name) for message in body.messages or ()],
-        add_generation_prompt=generates,
-        continue_final_message=continues,
-        template_kwargs=body.chat_template_kwargs,
-    )
-    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    logprobs = LogprobParams(top_k=top_k, prompt_top_k=body.prompt_logprobs)
-    prompt = Prompt(token_ids)
-    return _generation(service, body, reply_id, [prompt], logprobs, max_tokens, default=None, begins_text=not continues)
-
-
 async def completion_generation(service: Service, body: CompletionBody, reply_id: str) -> Generation:
-    _check_logprobs(service.engine.capabilities, "logprobs", body.logprobs)
+    check_logprobs(service.engine.capabilities, "logprobs", body.logprobs)
     prompt_top_k = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_top_k = max(body.logprobs, prompt_top_k or 0)
@@ -66,7 +49,7 @@ async def completion_generation(service: Service, body: CompletionBody, reply_id
     for source in sources:
         prompts.append(await _prompt(service, source))
         await asyncio.sleep(0)  # many short texts together would hold up all streams
-    return _generation(
+    return new_generation(
         service,
         body,
         reply_id,
@@ -121,7 +104,7 @@ def sampling_params(service: Service, body: GenerationBody) -> SamplingParams:
     )
 
 
-def _generation(
+def new_generation(
     service: Service,
     body: GenerationBody,
     reply_id: str,
@@ -133,7 +116,7 @@ def _generation(
     begins_text: bool,
 ) -> Generation:
     capabilities = service.engine.capabilities
-    _check_logprobs(capabilities, "prompt_logprobs", body.prompt_logprobs)
+    check_logprobs(capabilities, "prompt_logprobs", body.prompt_logprobs)
     if body.prompt_logprobs is not None:
         _check_prompt_logprobs(capabilities, "prompt_logprobs")
     _check_mode(capabilities, body.logprobs_mode)
@@ -182,16 +165,6 @@ async def _prompt(service: Service, source: str | list[int]) -> Prompt:
     if not prompt.token_ids:
         raise InvalidRequestError("prompt is empty", param="prompt")
     return prompt
-
-
-def _message(role: str, content: Any, name: str | None) -> JsonObject:
-    if isinstance(content, list):
-        content = [{"type": part.type, "text": part.text} for part in content]
-    # OpenAI's newer name for the system role, which templates do not know.
-    message: JsonObject = {"role": "system" if role == "developer" else role, "content": content}
-    if name is not None:
-        message["name"] = name
-    return message
 
 
 def _max_tokens(capabilities: Capabilities, prompt: Prompt, max_tokens: int | None, default: int | None) -> int:
@@ -253,7 +226,7 @@ def _check_count(service: Service, count: int) -> None:
         raise InvalidRequestError(f"{count} choices (prompts x n) are more than this server's {limit}", param="n")
 
 
-def _check_logprobs(capabilities: Capabilities, param: str, value: int | None) -> None:
+def check_logprobs(capabilities: Capabilities, param: str, value: int | None) -> None:
     limit = capabilities.max_logprobs
     if value is not None and value > limit >= 0:
         raise InvalidRequestError(f"{param} {value} is more than this server's maximum of {limit}", param=param)
