@@ -65,6 +65,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def greedy(self) -> bool:
         return self.temperature < 1e-5
 
+    def filters(self, vocab_size: int) -> bool:
+        """Whether a draw leaves out some of `vocab_size` ids: top-k, top-p or min-p."""
+        return 0 < self.top_k < vocab_size or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def masked(self) -> bool:
+        """Whether some ids must not be sampled, by a set, words or a grammar."""
+        return bool(self.allowed_token_ids or self.bad_words) or self.grammar is not None
+
     @property
     def penalized(self) -> bool:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0

@@ -24,6 +24,7 @@ def builder(buckets: tuple[int, ...] = ()) -> BatchBuilder:
         block_size=4,
         vocab_size=VOCAB,
         scores_on_device=True,
+        longest_list=20,
         buckets=buckets,
     )
 

@@ -301,7 +301,7 @@ def test_a_step_that_raises_can_be_cleaned_up(core: EngineCore, monkeypatch: pyt
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(core.runner, "launch", broken)
+        patch.setattr(core.runner, "finish", broken)
         with pytest.raises(RuntimeError):
             core.step()
     chunks = core.fail_all("it broke")

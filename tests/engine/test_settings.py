@@ -62,12 +62,14 @@ def test_the_cache_holds_what_the_bytes_allow() -> None:
 
 def test_the_worst_step_is_full_and_scored() -> None:
     chosen = replace(resolved(max_model_len=100, max_num_seqs=3, max_num_batched_tokens=250), num_blocks=1)
-    prompts, rows = cache_size.worst_plans(chosen)
+    prompts, rows, views = cache_size.worst_plans(chosen)
     assert [chunk.length for chunk in prompts.chunks] == [100, 100]
     assert all(chunk.samples and (chunk.score_start, chunk.score_end) == (1, 100) for chunk in prompts.chunks)
     assert [chunk.length for chunk in rows.chunks] == [1, 1, 1]
-    assert all(chunk.seq.request.sampling.penalized for chunk in rows.chunks)
-    assert all(set(chunk.seq.block_table) == {0} for plan in (prompts, rows) for chunk in plan.chunks)
+    assert [chunk.length for chunk in views.chunks] == [1, 1, 1]
+    assert all(chunk.seq.request.sampling.penalized for chunk in (*rows.chunks, *views.chunks))
+    assert {chunk.seq.request.logprobs.mode for chunk in views.chunks} == {"processed_logprobs"}
+    assert all(set(chunk.seq.block_table) == {0} for plan in (prompts, rows, views) for chunk in plan.chunks)
 
 
 def test_an_error_that_is_not_memorys_is_not_called_so() -> None:

@@ -170,7 +170,7 @@ def test_penalties_and_bias_by_their_definitions() -> None:
     edited = edit_logits(logits, penalties, bias)
     assert edited.tolist() == [[1.0, -2.0 - 0.75 - 0.5, 0.25 - 0.25 - 0.5, -math.inf], [1.0, 1.0, 6.0, 1.0]]
     assert logits[0, 0] == 2.0  # the model's own logits stay: raw logprobs are of those
-    ids, valid = sample(logits, penalties=penalties, bias=bias)
+    ids, valid = sample(logits, edited=edited)
     assert ids.tolist() == [0, 2]
     assert valid.all()
 
@@ -179,7 +179,7 @@ def test_rows_with_nothing_left_are_invalid_and_sample_id_0() -> None:
     logits = torch.zeros(3, 2)
     logits[2, 1] = math.nan
     bias = Bias(torch.tensor([1, 1]), torch.tensor([0, 1]), torch.full((2,), -math.inf))
-    ids, valid = sample(logits, bias=bias, draws=draws(3, 2))
+    ids, valid = sample(logits, edited=edit_logits(logits, bias=bias), draws=draws(3, 2))
     assert valid.tolist() == [True, False, False]
     assert ids[1:].tolist() == [0, 0]
 
@@ -276,7 +276,12 @@ def test_processed_rows_that_are_invalid_stay_so(poison: float) -> None:
     bias = Bias(torch.tensor([1]), torch.tensor([49]), torch.tensor([-math.inf]))
     for given in (None, bias):
         x = processed_logits(logits, bias=given, draws=inputs)
-        scores = token_logprobs(x, sample(logits, bias=given, draws=inputs)[0], 3, temperature=inputs.temperature)
+        scores = token_logprobs(
+            x,
+            sample(logits, edited=edit_logits(logits, bias=given), draws=inputs)[0],
+            3,
+            temperature=inputs.temperature,
+        )
         assert scores.valid.tolist() == [True, False, False]
 
 

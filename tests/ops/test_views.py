@@ -10,7 +10,7 @@ import torch
 from neper.errors import InvalidRequestError
 from neper.ops import Bias, DrawInputs, noise_keys, sample
 from neper.ops.logprobs import token_logprobs
-from neper.ops.sampling import processed_logits
+from neper.ops.sampling import edit_logits, processed_logits
 from neper.ops.views import view_logprobs
 
 
@@ -28,7 +28,7 @@ def test_the_views() -> None:
     )
     bias = Bias(torch.tensor([1]), torch.tensor([7]), torch.tensor([9.0]))
     temperature = torch.tensor([0.7, 0.0, 1.5])
-    ids, _ = sample(logits, bias=bias, draws=draws)
+    ids, _ = sample(logits, edited=edit_logits(logits, bias=bias), draws=draws)
     given: dict[str, Any] = {"bias": bias, "draws": draws, "temperature": temperature}
     raw = view_logprobs("raw_logprobs", logits, ids, 5, **given)
     tempered = view_logprobs("tempered_logprobs", logits, ids, 5, **given)

@@ -4,32 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from neper.engine.inputs import Array, InputBuffers, Layout, to_device
+from neper.engine.masks import build_masks
 from neper.engine.scheduler import ScheduledChunk, StepPlan
-from neper.ops import DrawInputs, noise_keys
+from neper.engine.view_rows import ViewRows, is_processed, is_view, view_rows
+from neper.ops import DrawInputs, Masks, noise_keys
 from neper.ops.attention import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
 from neper.ops.sampling import Bias
 from neper.types import packed_width
 
-Want = tuple[bool, bool, int]
-"""What a row asks for, and stands by among the others: scored, its token is the first of its list, top_k."""
-
-_UNSCORED: Want = (False, False, 0)
 _PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0}
+
+
+class Kind(IntEnum):
+    """How a row that gets a next token is scored; rows stand in this order."""
+
+    UNSCORED = 0
+    VIEW = 1
+    PROCESSED_VIEW = 2
+    PLAIN = 3
+
+
+class Want(NamedTuple):
+    """What a row asks for, and stands by among the others.
+
+    Attributes:
+        takes_best: its token is the first of its list.
+        listed: places of its list.
+    """
+
+    kind: Kind
+    takes_best: bool
+    listed: int
+
+
+_UNSCORED = Want(Kind.UNSCORED, False, 0)
+_VIEWS = (Kind.VIEW, Kind.PROCESSED_VIEW)
 
 
 @dataclass(frozen=True)
 class SampleInputs:
     """The S rows of a step that get a next token, in an order that leaves every part of them a slice.
 
-    First the rows without scores, then those that are scored and sampled (or edited), last those that are scored and
-    take the model's own best token: the reduction that scores them finds it.
+    First the rows without scores, then those scored in a way of their own, then those that are scored and sampled (or
+    edited), last those that are scored and take the model's own best token: the reduction that scores them finds it.
 
     Attributes:
         chunks: [S], the chunk of each row.
@@ -39,7 +65,9 @@ class SampleInputs:
         filtered: one of those has a top-k, top-p or min-p.
         bias: logit bias and bans; None when there is none.
         penalized: the rows that have penalties.
-        scored: [(top_k, number of rows)], runs of rows that want logprobs, up to the last row; empty when nobody asked.
+        masked: the rows that may sample some ids only.
+        views: groups of rows that are scored in a way of their own.
+        scored: [(top_k, number of rows)], runs of the other rows that want logprobs, up to the last row.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -49,35 +77,45 @@ class SampleInputs:
     filtered: bool
     bias: Bias | None
     penalized: tuple[int, ...]
+    masked: tuple[int, ...]
+    views: tuple[ViewRows, ...]
     scored: tuple[tuple[int, int], ...]
 
     @property
     def edited(self) -> bool:
         """Some rows are not chosen from the model's own logits."""
-        return bool(self.penalized) or self.bias is not None
+        return bool(self.penalized or self.masked) or self.bias is not None
 
     @property
     def num_scored(self) -> int:
+        """How many rows, up to the last one, are scored together."""
         return sum(count for _, count in self.scored)
 
     @property
     def num_plain(self) -> int:
-        """How many rows, from the first on, have no scores."""
+        """How many rows, from the first on, are not among those."""
         return len(self.chunks) - self.num_scored
+
+    @property
+    def num_unscored(self) -> int:
+        """How many rows, from the first on, have no scores at all."""
+        return self.views[0].begin if self.views else self.num_plain
 
     @property
     def num_padded(self) -> int:
         """Rows of the fields: S and what pads it."""
         return len(self.fields["slots"])
 
-    def draws(self) -> DrawInputs | None:
-        """Parameters of the rows that are drawn, as the reference takes them."""
-        if not self.drawn:
+    def draws(self, part: slice | None = None) -> DrawInputs | None:
+        """Parameters of the rows that are drawn, as the reference takes them; of some rows alone, counted from 0."""
+        begin, end, _ = (part or slice(None)).indices(len(self.chunks))
+        drawn = [row for row in self.drawn if begin <= row < end]
+        if not drawn:
             return None
         fields = self.fields
-        rows = to_device(np.array(self.drawn), fields["slots"].device)
+        rows = to_device(np.array(drawn), fields["slots"].device)
         return DrawInputs(
-            rows=rows,
+            rows=rows - begin,
             temperature=fields["temperature"][rows],
             top_k=fields["top_k"][rows].long(),
             top_p=fields["top_p"][rows],
@@ -85,6 +123,11 @@ class SampleInputs:
             keys=fields["keys"][rows].long() & 0xFFFFFFFF,
             filtered=self.filtered,
         )
+
+    def masks(self, vocab_size: int) -> Masks | None:
+        """What the masked rows may sample; None when there are none. See `build_masks`."""
+        chunks = [self.chunks[row] for row in self.masked]
+        return build_masks(chunks, self.masked, vocab_size, self.fields["slots"].device)
 
 
 @dataclass(frozen=True)
@@ -94,7 +137,7 @@ class PromptScoreInputs:
     Attributes:
         hidden_rows: for those positions the rows before them in the step's hidden states.
         token_ids: [P] int32, the prompt tokens at those positions.
-        top_k: alternatives to list for each.
+        top_k: places of each list.
     """
 
     chunk: ScheduledChunk
@@ -132,6 +175,7 @@ class BatchBuilder:
 
     Args:
         scores_on_device: rows that want scores are packed with them.
+        longest_list: longest list of the rows that are scored together.
         buckets: row counts that are padded to, ascending; empty = nothing is padded.
         scratch: of the attention kernels.
     """
@@ -143,6 +187,7 @@ class BatchBuilder:
         block_size: int,
         vocab_size: int,
         scores_on_device: bool,
+        longest_list: int,
         buckets: Items[int] = (),
         scratch: AttentionScratch | None = None,
     ) -> None:
@@ -150,6 +195,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._scores_on_device = scores_on_device
+        self._longest_list = longest_list
         self._buckets = buckets
         self._scratch = scratch
 
@@ -159,7 +205,7 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan) -> BatchInputs:
         """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
-        wants = {chunk: _want(chunk) for chunk in plan.chunks if chunk.samples}
+        wants = {chunk: self._want(chunk) for chunk in plan.chunks if chunk.samples}
         singles = sorted(
             (chunk for chunk in plan.chunks if chunk.length == 1),
             key=lambda chunk: (chunk not in wants, wants.get(chunk, _UNSCORED)),  # those without a row last
@@ -186,7 +232,7 @@ class BatchBuilder:
         arrays = self._buffers.next_arrays(places)
         self._fill_tokens(arrays, chunks)
         arrays["tiles"][:] = tiles
-        self._fill_rows(arrays, sampled)
+        self._fill_rows(arrays, [(chunk, row, wants[chunk]) for chunk, row in sampled])
         fields = self._buffers.send(places)
         # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
         assert not is_decode or [row for _, row in sampled] == list(range(len(sampled)))
@@ -196,7 +242,7 @@ class BatchBuilder:
             attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
             is_decode=is_decode,
             sample=self._sample_inputs(sampled, wants, fields) if sampled else None,
-            prompt_scores=tuple(_prompt_scores(chunks, fields["targets"])),
+            prompt_scores=tuple(_prompt_scores(chunks, fields["targets"], self._vocab_size)),
         )
 
     def decode_inputs(self, rows: int) -> tuple[Tensor, AttentionInputs, dict[str, Tensor]]:
@@ -254,7 +300,17 @@ class BatchBuilder:
             arrays["targets"][target : target + len(scored)] = scored
             target += len(scored)
 
-    def _fill_rows(self, arrays: dict[str, Array], sampled: list[tuple[ScheduledChunk, int]]) -> None:
+    def _want(self, chunk: ScheduledChunk) -> Want:
+        """What the row of a chunk asks for."""
+        listed = chunk.seq.request.num_listed(self._vocab_size)
+        if listed is None:
+            return _UNSCORED
+        if is_view(chunk, self._vocab_size, self._longest_list):
+            kind = Kind.PROCESSED_VIEW if is_processed(chunk, self._vocab_size) else Kind.VIEW
+            return Want(kind, False, listed)
+        return Want(Kind.PLAIN, chunk.seq.request.sampling.greedy and not chunk.edited, listed)
+
+    def _fill_rows(self, arrays: dict[str, Array], sampled: list[tuple[ScheduledChunk, int, Want]]) -> None:
         """Per-row fields. A row that pads has offset -1, so nothing of it is kept, and is greedy."""
         vocab_size, count = self._vocab_size, len(sampled)
         for name, padding in _PADDING.items():
@@ -263,13 +319,16 @@ class BatchBuilder:
             arrays[name][:] = off
         if not sampled:
             return
-        chunks = [chunk for chunk, _ in sampled]
-        top_ks = [chunk.seq.request.logprobs.top_k if self._scores_on_device else None for chunk in chunks]
-        widths = [packed_width(top_k) for top_k in top_ks]
-        arrays["hidden_rows"][:count] = [row for _, row in sampled]
+        chunks = [chunk for chunk, _, _ in sampled]
+        plain = Kind.PLAIN if self._scores_on_device else None
+        widths = [
+            packed_width(want.listed if want.kind == plain or want.kind in _VIEWS else None) for _, _, want in sampled
+        ]
+        arrays["hidden_rows"][:count] = [row for _, row, _ in sampled]
         arrays["slots"][:count] = [chunk.seq.slot for chunk in chunks]
         arrays["offsets"][:count] = np.cumsum([0, *widths[:-1]])
-        arrays["listed"][:count] = [-1 if top_k is None else top_k for top_k in top_ks]
+        # Rows with a way of their own are packed anew when they are scored.
+        arrays["listed"][:count] = [want.listed if want.kind == plain else -1 for _, _, want in sampled]
         for row, chunk in enumerate(chunks):
             sampling = chunk.seq.request.sampling
             if not sampling.greedy:
@@ -287,18 +346,21 @@ class BatchBuilder:
     ) -> SampleInputs:
         chunks = tuple(chunk for chunk, _ in sampled)
         params = [chunk.seq.request.sampling for chunk in chunks]
-        scored = groupby(wants[chunk] for chunk in chunks if wants[chunk][0])
+        kinds = [wants[chunk].kind for chunk in chunks]
+        views = slice(kinds.count(Kind.UNSCORED), len(kinds) - kinds.count(Kind.PLAIN))
+        scored = groupby(wants[chunk].listed for chunk in chunks if wants[chunk].kind is Kind.PLAIN)
+        device = fields["slots"].device
         return SampleInputs(
             chunks=chunks,
             fields=fields,
-            num_chosen=sum(not wants[chunk][1] for chunk in chunks),
+            num_chosen=sum(not wants[chunk].takes_best for chunk in chunks),
             drawn=tuple(row for row, p in enumerate(params) if not p.greedy),
-            filtered=any(
-                not p.greedy and (0 < p.top_k < self._vocab_size or p.top_p < 1.0 or p.min_p > 0.0) for p in params
-            ),
-            bias=_bias(chunks, self._vocab_size, fields["slots"].device),
+            filtered=any(not p.greedy and p.filters(self._vocab_size) for p in params),
+            bias=_bias(chunks, self._vocab_size, device),
             penalized=tuple(row for row, p in enumerate(params) if p.penalized),
-            scored=tuple((top_k, len(list(run))) for (_, _, top_k), run in scored),
+            masked=tuple(row for row, p in enumerate(params) if p.masked),
+            views=tuple(view_rows(chunks[views], views.start, self._vocab_size, device)),
+            scored=tuple((top_k, len(list(run))) for top_k, run in scored),
         )
 
 
@@ -306,17 +368,6 @@ def _last_rows(chunks: Items[ScheduledChunk]) -> Array:
     """The flat row of each chunk's last token."""
     ends = np.cumsum([chunk.length for chunk in chunks])
     return np.asarray(ends - 1)
-
-
-def _want(chunk: ScheduledChunk) -> Want:
-    """See Want."""
-    request = chunk.seq.request
-    top_k = request.logprobs.top_k
-    if top_k is None:
-        return _UNSCORED
-    sampling = request.sampling
-    edits = chunk.seq.logit_edits(chunk.num_output_tokens)
-    return True, sampling.greedy and not sampling.penalized and not len(edits.ids), top_k
 
 
 def _groups(chunks: Items[ScheduledChunk], singles: int, padded_singles: int | None) -> tuple[AttentionGroup, ...]:
@@ -349,7 +400,7 @@ def _tiles(chunks: Items[ScheduledChunk], singles: int) -> Array:
     return np.array(tiles, dtype=np.int32).reshape(-1, 3)
 
 
-def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor) -> list[PromptScoreInputs]:
+def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor, vocab_size: int) -> list[PromptScoreInputs]:
     scores, row, target = [], 0, 0
     for chunk in chunks:
         count = chunk.score_end - chunk.score_start
@@ -360,7 +411,7 @@ def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor) -> list[Promp
                     chunk=chunk,
                     hidden_rows=slice(begin, begin + count),
                     token_ids=targets[target : target + count],
-                    top_k=chunk.seq.request.logprobs.prompt_top_k or 0,
+                    top_k=chunk.seq.request.num_prompt_listed(vocab_size) or 0,
                 )
             )
             target += count

@@ -134,25 +134,33 @@ def fit(settings: EngineSettings, model: ModelConfig, cache_bytes: int, *, lower
 def worst_plans(settings: EngineSettings) -> list[StepPlan]:
     """The steps that take the most memory; their blocks are all the null block.
 
-    One has as many tokens as fit, all scored with the longest lists, the other as many rows as there can be, all of
-    them edited, drawn and scored.
+    One has as many tokens as fit, all scored with the longest lists; the others as many rows as there can be, all of
+    them edited, drawn and scored, from the model's own logits and from those that were drawn from.
     """
     longest = min(settings.max_num_batched_tokens, settings.max_model_len)
     prompts = min(settings.max_num_seqs, settings.max_num_batched_tokens // longest)
     rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    edited = SamplingParams(max_tokens=1, presence_penalty=1.0, top_p=0.9)
+    edited = SamplingParams(max_tokens=1, presence_penalty=1.0, top_p=0.9, bad_words=((0,),))
+    processed = LogprobParams(top_k=settings.longest_list, mode="processed_logprobs")
     return [
         StepPlan(tuple(_chunk(settings, slot, longest, SamplingParams(max_tokens=1)) for slot in range(prompts))),
         StepPlan(tuple(_chunk(settings, slot, 1, edited) for slot in range(rows))),
+        StepPlan(tuple(_chunk(settings, slot, 1, edited, processed) for slot in range(rows))),
     ]
 
 
-def _chunk(settings: EngineSettings, slot: int, length: int, sampling: SamplingParams) -> ScheduledChunk:
+def _chunk(
+    settings: EngineSettings,
+    slot: int,
+    length: int,
+    sampling: SamplingParams,
+    logprobs: LogprobParams | None = None,
+) -> ScheduledChunk:
     request = Request(
         request_id=str(slot),
         prompt_token_ids=[0] * length,
         sampling=sampling,
-        logprobs=LogprobParams(top_k=settings.max_logprobs, prompt_top_k=settings.max_logprobs),
+        logprobs=logprobs or LogprobParams(top_k=settings.longest_list, prompt_top_k=settings.longest_list),
     )
     seq = Sequence(request, settings.max_model_len)
     seq.slot = slot

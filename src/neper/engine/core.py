@@ -11,14 +11,16 @@ import torch
 from neper.config import EngineConfig
 from neper.engine import startup
 from neper.engine.blocks import BlockManager
+from neper.engine.grammars import GrammarCompiler
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.readback import StepOutput, StepResult
 from neper.engine.scheduler import ScheduledChunk, Scheduler
 from neper.engine.sequence import Sequence
+from neper.engine.settings import MAX_LISTED
 from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends
-from neper.types import FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
+from neper.types import LOGPROBS_MODES, FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
 
 logger = logging.getLogger("neper.engine")
 
@@ -47,11 +49,16 @@ class EngineCore:
             ),
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
+            vocab_size=source.config.vocab_size,
+            max_listed=MAX_LISTED,
         )
+        self._grammars = GrammarCompiler(source.path, source.config.vocab_size)
         self.capabilities = Capabilities(
             vocab_size=source.config.vocab_size,
             max_model_len=self.settings.max_model_len,
             max_logprobs=self.settings.max_logprobs,
+            max_num_seqs=self.settings.max_num_seqs,
+            logprobs_modes=LOGPROBS_MODES,
             sampling_fields=frozenset(SamplingParams.__struct_fields__),
             device=str(self.settings.device),
             dtype=str(self.settings.dtype).removeprefix("torch."),
@@ -65,7 +72,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._ready)  # what is launched belongs to running sequences, or nobody
+        # What is launched belongs to running sequences, or nobody.
+        return self.scheduler.has_work or bool(self._ready) or self._grammars.busy
 
     def add(self, request: Request) -> None:
         """Queue a request. One that cannot run is answered by its first chunk, an ERROR; it never raises."""
@@ -79,7 +87,10 @@ class EngineCore:
             self._ready.append(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
             return
         self._sequences[request.request_id] = seq
-        self.scheduler.add(seq)
+        if request.sampling.grammar is None:
+            self.scheduler.add(seq)
+        else:
+            self._grammars.compile(seq)
 
     def abort(self, request_id: str) -> None:
         """End a request without a further chunk. Unknown and finished ids are ignored: an abort may cross the end."""
@@ -94,6 +105,7 @@ class EngineCore:
         With overlap it is the step before: while the host reads and finishes that, the device computes this one. A
         token that it needs and the host does not know yet is taken from the device's table of last tokens.
         """
+        self._take_grammars()
         launched = self._launch()
         if self.settings.overlap:
             launched, self._launched = self._launched, launched
@@ -103,12 +115,29 @@ class EngineCore:
         return ready + chunks
 
     def _launch(self) -> StepOutput | None:
-        """Plan a step and launch it; None when there is nothing to compute."""
+        """Plan a step and launch it; None when there is nothing to compute.
+
+        Where a row may sample what the token before it allows, and that is not known yet, the step before is read in
+        the middle, while the device computes the hidden states of this one.
+        """
         plan = self.scheduler.plan()
         if not plan.chunks:
             return None
         self._steps += 1
-        return self.runner.launch(plan)
+        begun = self.runner.begin(plan)
+        if self._launched is not None and any(chunk.pending and chunk.seq.waits_for_tokens for chunk in plan.chunks):
+            launched, self._launched = self._launched, None
+            self._ready += self._finish(self.runner.readback.read(launched))
+        return self.runner.finish(begun)
+
+    def _take_grammars(self) -> None:
+        """Queue the sequences whose grammar is compiled, and end those whose grammar cannot be."""
+        for seq, problem in self._grammars.take(wait=not self.scheduler.has_work and not self._ready):
+            if problem is None:
+                self.scheduler.add(seq)
+            else:
+                del self._sequences[seq.request.request_id]
+                self._ready.append(_failure(seq.request.request_id, problem))
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every request with an ERROR chunk: what is left to do when a step itself raised."""
@@ -147,7 +176,7 @@ class EngineCore:
     def check(self) -> None:
         """Raise AssertionError if a block, a slot or a request is lost. For tests."""
         self.scheduler.check()
-        known = set(self.scheduler.running) | set(self.scheduler.waiting)
+        known = set(self.scheduler.running) | set(self.scheduler.waiting) | set(self._grammars.compiling)
         assert set(self._sequences.values()) == known, "the engine and its scheduler know different requests"
 
     def problem(self, request: Request) -> str | None:
@@ -160,12 +189,23 @@ class EngineCore:
             return "the prompt is empty"
         if length > self.settings.max_model_len:
             return f"the prompt has {length} tokens, the context {self.settings.max_model_len}"
-        ids = [*request.prompt_token_ids, *sampling.logit_bias, *sampling.stop_token_ids]
-        if not all(0 <= token_id < vocab for token_id in ids):
-            return f"a token id is outside the vocabulary of {vocab}"
+        words = [token_id for word in sampling.bad_words for token_id in word]
+        for ids in (request.prompt_token_ids, sampling.logit_bias, sampling.stop_token_ids, words):
+            if not all(0 <= token_id < vocab for token_id in ids):
+                return f"a token id is outside the vocabulary of {vocab}"
+        for ids in (sampling.allowed_token_ids, logprobs.token_ids):
+            if ids and not (min(ids) >= 0 and max(ids) < vocab):
+                return f"a token id is outside the vocabulary of {vocab}"
+        if not all(sampling.bad_words):
+            return "a bad word has no tokens"
+        if sampling.allowed_token_ids and logprobs.token_ids:
+            return "allowed_token_ids and logprob_token_ids exclude each other"
+        limit = self.settings.max_logprobs
         for top_k in (logprobs.top_k, logprobs.prompt_top_k):
-            if top_k is not None and not 0 <= top_k <= self.settings.max_logprobs:
-                return f"{top_k} alternatives were asked for; 0 to {self.settings.max_logprobs} can be listed"
+            if top_k is not None and limit >= 0 and not 0 <= top_k <= limit:
+                return f"{top_k} alternatives were asked for; 0 to {limit} can be listed"
+            if top_k is not None and top_k < -1:
+                return f"{top_k} alternatives were asked for; -1 means all"
         if logprobs.prompt_start < 1:
             return f"prompt_start must be at least 1, got {logprobs.prompt_start}"
         return _sampling_problem(sampling)
@@ -201,6 +241,9 @@ class EngineCore:
                 self.scheduler.blocks.commit(seq, scheduled.end)
             reason = seq.append(int(tokens.token_ids[0]))
             self._generated_tokens += 1
+            if seq.matcher is not None and reason is None and not seq.matcher.accept(seq.token_ids[-1]):
+                self._end(seq)
+                return _failure(request_id, "a token was sampled that the grammar does not allow")
         elif seq.max_tokens == 0 and scheduled.score_end == seq.num_prompt_tokens:
             reason = FinishReason.LENGTH
         if tokens is None and prompt is None and reason is None:
@@ -218,7 +261,8 @@ class EngineCore:
 
     def _end(self, seq: Sequence) -> None:
         self._cached_tokens += max(0, seq.num_cached_tokens)
-        self.scheduler.remove(seq)
+        if not self._grammars.forget(seq):
+            self.scheduler.remove(seq)
         del self._sequences[seq.request.request_id]
 
 

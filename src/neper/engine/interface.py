@@ -20,8 +20,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         vocab_size: width V of the logits: every id in a request must be below it.
         max_model_len: longest prompt + generation, in tokens.
-        max_logprobs: largest top_k it lists.
+        max_logprobs: largest top_k it lists; -1 = any.
+        max_num_seqs: requests it computes at a time, the others wait; 0 = not known.
         logprobs_modes: views it can give.
+        logprob_token_ids: it lists ids that are named (LogprobParams.token_ids).
         prompt_logprobs: it scores prompt positions (echo with logprobs, prompt_logprobs).
         sampling_fields: names of SamplingParams fields it honours.
         device, dtype, attention, scoring: for people: where it runs and which implementations it picked.
@@ -30,7 +32,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    max_num_seqs: int = 0
     logprobs_modes: tuple[str, ...] = ("raw_logprobs",)
+    logprob_token_ids: bool = True
     prompt_logprobs: bool = True
     sampling_fields: frozenset[str] = frozenset()
     device: str = ""

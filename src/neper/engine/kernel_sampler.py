@@ -14,7 +14,8 @@ from neper.engine.batch import BatchInputs, PromptScoreInputs, SampleInputs
 from neper.engine.packed import Packed, Segment, host_rows, token_segments
 from neper.engine.penalties import PenaltyTables
 from neper.engine.readback import Readback
-from neper.engine.settings import EngineSettings
+from neper.engine.settings import MAX_LISTED, EngineSettings
+from neper.engine.view_rows import ViewRows
 from neper.models.decoder import Decoder
 from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
 from neper.ops.logprobs_triton import LIST_SIZES, list_sizes
@@ -22,7 +23,7 @@ from neper.ops.packing import pack_scores
 from neper.ops.packing_triton import PackRows, keep, pack_best, pack_chosen
 from neper.ops.sampling import edit_logits
 from neper.ops.sampling_triton import DrawRows, best, choose, scratch_words
-from neper.types import PackedRows
+from neper.types import LISTED_WHOLE, PackedRows, packed_width
 
 _PROMPT_LOGITS_BYTES = 256 * 2**20
 
@@ -64,7 +65,9 @@ class SamplerBuffers:
         token_ids, valid: [rows] int32 and bool, what was chosen.
         kept: the fields of rows that are scored, [rows] int32 each: their own are the next step's by then.
         scratch: int32, of the kernels that choose.
-        scores: of the reduction; None where scores are not computed on the device.
+        scores: of the reduction of all rows together; None where those scores are not computed on the device.
+        view_scores: of rows with a way of their own, lists as long as a set that is listed whole.
+        full_scores: of a few rows that list all ids; None where none may.
     """
 
     logits: Tensor
@@ -75,14 +78,17 @@ class SamplerBuffers:
     kept: PackRows
     scratch: Tensor
     scores: LogprobBuffers | None
+    view_scores: LogprobBuffers
+    full_scores: LogprobBuffers | None
 
     @property
     def logprob_bytes(self) -> int:
         """Bytes of what exists for logprobs alone: scores, their packed words, logits beyond those of a step's rows."""
-        if self.scores is None:
-            return 0
         rows = len(self.logits) - len(self.token_ids)
-        return self.scores.nbytes + self.words.nbytes + rows * self.logits[0].nbytes
+        scores = [
+            buffers.nbytes for buffers in (self.scores, self.view_scores, self.full_scores) if buffers is not None
+        ]
+        return sum(scores) + self.words.nbytes + rows * self.logits[0].nbytes
 
     @staticmethod
     def allocate(settings: EngineSettings, vocab_size: int, last_tokens: Tensor, max_words: int) -> SamplerBuffers:
@@ -90,9 +96,15 @@ class SamplerBuffers:
         device, dtype, max_rows = settings.device, settings.dtype, settings.max_num_seqs
         on_device = settings.scoring == "device"
         tile = max(1, min(settings.max_num_batched_tokens, _PROMPT_LOGITS_BYTES // (vocab_size * dtype.itemsize)))
-        scores = None
+        together = full = None
         if on_device:
-            scores = _score_buffers(settings, vocab_size, scratch_rows=max(max_rows, tile))
+            rows, width = max(settings.max_num_batched_tokens, max_rows, tile), max(1, *_buckets(settings.longest_list))
+            together = _score_buffers(settings, vocab_size, rows, width, scratch_rows=max(max_rows, tile))
+        listed = max(settings.longest_list, min(LISTED_WHOLE, vocab_size))
+        views = _score_buffers(settings, vocab_size, max_rows, listed, scratch_rows=max_rows)
+        if settings.max_logprobs < 0:
+            rows = max(1, MAX_LISTED // vocab_size)
+            full = _score_buffers(settings, vocab_size, rows, vocab_size, scratch_rows=rows)
         kept = memory.allocate("tokens", "max_num_seqs", 3, max_rows, dtype=torch.int32, device=device)
         return SamplerBuffers(
             logits=memory.allocate(
@@ -106,12 +118,15 @@ class SamplerBuffers:
             scratch=memory.allocate(
                 "sampling", "max_num_seqs", scratch_words(max_rows, vocab_size), dtype=torch.int32, device=device
             ),
-            scores=scores,
+            scores=together,
+            view_scores=views,
+            full_scores=full,
         )
 
 
-def _score_buffers(settings: EngineSettings, vocab_size: int, scratch_rows: int) -> LogprobBuffers:
-    rows, width = max(settings.max_num_batched_tokens, scratch_rows), max(1, *_buckets(settings.max_logprobs))
+def _score_buffers(
+    settings: EngineSettings, vocab_size: int, rows: int, width: int, *, scratch_rows: int
+) -> LogprobBuffers:
     device = settings.device
     words = backends.scratch_words(scratch_rows, vocab_size, device)
     return LogprobBuffers(
@@ -147,7 +162,7 @@ class KernelSampler:
         buffers: SamplerBuffers,
         readback: Readback,
         *,
-        max_logprobs: int,
+        longest_list: int,
     ) -> None:
         self.buffers = buffers
         self.choices: dict[Choice, torch.cuda.CUDAGraph] = {}
@@ -155,7 +170,7 @@ class KernelSampler:
         self._decoder = decoder
         self._penalties = penalties
         self._readback = readback
-        self._buckets = _buckets(max_logprobs)
+        self._buckets = _buckets(longest_list)
 
     def launches(self, rows: int) -> tuple[list[Choice], list[Score]]:
         """All that steps of `rows` padded rows need."""
@@ -176,27 +191,53 @@ class KernelSampler:
 
     def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SampleInputs, packed: Packed) -> None:
         on_host = self.buffers.scores is None
-        choice = Choice(sample.num_padded, bool(sample.drawn), bool(sample.scored) and not on_host)
+        scored = bool(sample.scored) and not on_host
+        choice = Choice(sample.num_padded, bool(sample.drawn), scored or bool(sample.views))
+        edited = None
         packed.segments += token_segments(sample, scored=not on_host)
         if inputs.is_decode and not sample.edited and choice in self.choices:
             self.choices[choice].replay()
         else:
             if not inputs.is_decode:
                 hidden = hidden.index_select(0, sample.fields["hidden_rows"])
-            self._choose(hidden, choice, sample)
+            edited = self._choose(hidden, choice, sample)
         if on_host:
             packed.host_rows = host_rows(sample, self.buffers.logits)
             if packed.host_rows is not None and inputs.prompt_scores:
                 packed.host_rows = packed.host_rows.copied()  # the prompt's logits take their place in the buffer
+            if choice.scored:
+                rows, token_ids, valid = self._kept(choice.rows)
+                pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
         elif choice.scored:
-            largest = max(1, *(top_k for top_k, _ in sample.scored))
+            largest = max([1, *(top_k for top_k, _ in sample.scored)])
             score = Score(choice.rows, next(size for size in self._buckets if size >= largest))
             # The logits of a prompt that is scored take these logits' place, so they must wait.
-            with nullcontext() if inputs.prompt_scores else self._readback.beside():
+            inline = bool(inputs.prompt_scores or sample.views)
+            with nullcontext() if inline else self._readback.beside():
                 if score in self.scores:
                     self.scores[score].replay()
                 else:
                     self.score(score)
+        begin = 2 * sample.num_unscored
+        for view in sample.views:
+            begin = self._score_view(view, sample, edited, begin)
+
+    def _score_view(self, view: ViewRows, sample: SampleInputs, edited: Tensor | None, begin: int) -> int:
+        """Score rows with a way of their own and pack them from word `begin` on; returns the word after them."""
+        _, token_ids, valid = self._kept(sample.num_padded)
+        token_ids, valid = token_ids[view.rows], valid[view.rows]
+        source = view.source(self.buffers.logits[: sample.num_padded], edited, sample)
+        scores = view.score(source, token_ids, valid, out=self._list_buffers(max(k for _, k in view.parts())))
+        for part, top_k in view.parts():
+            end = begin + (part.stop - part.start) * packed_width(top_k)
+            pack_scores(token_ids[part], scores.take(part), top_k, self.buffers.words[begin:end])
+            begin = end
+        return begin
+
+    def _list_buffers(self, listed: int) -> LogprobBuffers:
+        """Where lists of so many places fit."""
+        views, full = self.buffers.view_scores, self.buffers.full_scores
+        return views if full is None or listed <= views.scores.top_ids.shape[1] else full
 
     def choose(self, hidden: Tensor, choice: Choice, fields: dict[str, Tensor]) -> None:
         """Make the logits of hidden states [rows, D], choose their tokens, and pack or keep them."""
@@ -224,21 +265,23 @@ class KernelSampler:
         )
         pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
 
-    def _choose(self, hidden: Tensor, choice: Choice, sample: SampleInputs) -> None:
-        """`choose`, from edited logits where a row has penalties or a bias."""
+    def _choose(self, hidden: Tensor, choice: Choice, sample: SampleInputs) -> Tensor | None:
+        """`choose`, from edited logits where a row has penalties, a bias or a mask; returns those."""
         if not sample.edited:
             self.choose(hidden, choice, sample.fields)
-            return
+            return None
         logits, penalties = self._logits(hidden), None
         chunks = [sample.chunks[row] for row in sample.penalized]
         if sample.penalized:
             penalties = self._penalties.gather(sample.penalized, chunks)
-        self._draw(edit_logits(logits, penalties, sample.bias), sample.fields)
+        edited = edit_logits(logits, penalties, sample.bias, sample.masks(logits.shape[1]))
+        self._draw(edited, sample.fields)
         _, token_ids, valid = self._kept(choice.rows)
         valid &= greedy_tokens(logits)[1]  # decided on the model's own logits too
         if penalties is not None:
             self._penalties.count(penalties, chunks, token_ids)
         self._keep(choice, sample.fields, chosen=True)
+        return edited
 
     def _draw(self, logits: Tensor, fields: dict[str, Tensor]) -> None:
         """Choose the tokens of all rows; greedy ones take their best."""
@@ -290,7 +333,7 @@ class KernelSampler:
             inputs.top_k,
             vocab_size=self._decoder.config.vocab_size,
             max_logits_bytes=tile.nbytes,
-            out=self.buffers.scores,
+            out=self.buffers.scores if inputs.top_k <= self._buckets[-1] else self.buffers.full_scores,
         )
         begin = packed.num_words
         packed.segments.append(Segment((chunk,), len(inputs.token_ids), inputs.top_k, True))

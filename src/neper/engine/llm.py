@@ -77,6 +77,7 @@ class _Reply:
 
     request: Request
     detokenizer: Detokenizer
+    vocab_size: int
     token_ids: list[int] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)  # one a token
     prompt_rows: list[bytes] = field(default_factory=list)
@@ -110,12 +111,12 @@ class _Reply:
 
     def logprobs(self) -> PackedRows | None:
         """Scores of all token ids."""
-        top_k = self.request.logprobs.top_k
+        top_k = self.request.num_listed(self.vocab_size)
         return None if top_k is None else PackedRows(top_k, b"".join(self.rows[: len(self.token_ids)]))
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None
-        prompt_top_k = self.request.logprobs.prompt_top_k
+        prompt_top_k = self.request.num_prompt_listed(self.vocab_size)
         return Completion(
             text="".join(token.text for token in self.tokens),
             token_ids=self.token_ids,
@@ -128,7 +129,7 @@ class _Reply:
         )
 
     def _rows_of(self, tokens: list[TextToken]) -> PackedRows | None:
-        top_k = self.request.logprobs.top_k
+        top_k = self.request.num_listed(self.vocab_size)
         if top_k is None or not tokens:
             return None
         # Tokens are released without gaps, so the rows of a delta are one slice.
@@ -244,7 +245,8 @@ class LLM:
         problem = self.core.problem(request)
         if problem is not None:
             raise InvalidRequestError(problem)
-        return _Reply(request, Detokenizer.for_reply(self.tokenizer, sampling, begins_text=begins_text))
+        detokenizer = Detokenizer.for_reply(self.tokenizer, sampling, begins_text=begins_text)
+        return _Reply(request, detokenizer, capabilities.vocab_size)
 
     def _run(self, replies: list[_Reply]) -> Generator[tuple[_Reply, TextDelta], None, None]:
         """Advance replies to their ends; whatever happens, none is left in the engine."""

@@ -62,13 +62,13 @@ class Packed:
 
 
 def token_segments(inputs: SampleInputs, *, scored: bool) -> Iterator[Segment]:
-    """The layout of a step's next tokens; without scores where `scored` is False."""
-    plain = inputs.num_plain if scored else len(inputs.chunks)
-    if plain:
-        yield Segment(inputs.chunks[:plain], plain, None, False)
-    if scored:
-        start = plain
-        for top_k, count in inputs.scored:
+    """The layout of a step's next tokens; where `scored` is False only rows with a way of their own have scores."""
+    runs: list[tuple[int | None, int]] = [(None, inputs.num_unscored)]
+    runs += [run for view in inputs.views for run in view.listed]
+    runs += inputs.scored if scored else [(None, inputs.num_scored)]
+    start = 0
+    for top_k, count in runs:
+        if count:
             yield Segment(inputs.chunks[start : start + count], count, top_k, False)
             start += count
 

@@ -9,9 +9,11 @@ from neper.engine.batch import BatchInputs, PromptScoreInputs, SampleInputs
 from neper.engine.packed import Packed, Segment, host_rows, token_segments
 from neper.engine.penalties import PenaltyTables
 from neper.engine.readback import Readback
+from neper.engine.view_rows import parts
 from neper.models.decoder import Decoder
 from neper.ops import TokenLogprobs, linear_logprobs, sample, token_logprobs
 from neper.ops.packing import pack_scores, pack_tokens
+from neper.ops.sampling import edit_logits
 from neper.types import PackedRows
 
 
@@ -53,13 +55,17 @@ class ReferenceSampler:
         if logits.device.type == "cpu":
             # Once for sampling and scores: both read float32, and the CPU reduces bfloat16 at a fifth of the speed.
             logits = logits.float()
-        chosen, plain = (count,) * 2 if self._on_host else (inputs.num_chosen, inputs.num_plain)
+        chosen = count if self._on_host else inputs.num_chosen
+        plain = count if self._on_host else inputs.num_plain
         token_ids = torch.full((count,), -1, device=logits.device)
         valid = torch.ones(count, dtype=torch.bool, device=logits.device)
-        if chosen:
-            self._choose(logits[:chosen], inputs, token_ids, valid)
-        if plain:
-            words.append(pack_tokens(token_ids[:plain], valid[:plain]))
+        edited = self._choose(logits[:chosen], inputs, token_ids, valid) if chosen else None
+        if inputs.num_unscored:
+            words.append(pack_tokens(token_ids[: inputs.num_unscored], valid[: inputs.num_unscored]))
+        for view in inputs.views:
+            source = view.source(logits, edited, inputs)
+            scores = view.score(source, token_ids[view.rows], valid[view.rows])
+            words += [pack_scores(token_ids[view.rows][part], scores.take(part), k) for part, k in view.parts()]
         if plain < count:
             listed = chosen < count
             scores = self._score(logits[plain:], token_ids[plain:] if chosen > plain else None, inputs, listed)
@@ -67,24 +73,29 @@ class ReferenceSampler:
             token_ids[plain:] = torch.where(token_ids[plain:] < 0, best, token_ids[plain:])
             # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
             scores = scores._replace(rank=scores.rank.masked_fill(~valid[plain:], 0))
-            start = 0
-            for top_k, rows in inputs.scored:
-                part = slice(start, start + rows)
-                words.append(pack_scores(token_ids[plain:][part], scores.take(part), top_k))
-                start += rows
+            words += [pack_scores(token_ids[plain:][part], scores.take(part), k) for part, k in parts(inputs.scored)]
+        elif inputs.num_scored:
+            words.append(pack_tokens(token_ids[inputs.num_plain :], valid[inputs.num_plain :]))
         self._last_tokens[inputs.fields["slots"][:count].long()] = token_ids.int()
 
-    def _choose(self, logits: Tensor, inputs: SampleInputs, token_ids: Tensor, valid: Tensor) -> None:
-        """Write the tokens of the first rows to `token_ids` and their validity to `valid`."""
-        penalties = None
+    def _choose(self, logits: Tensor, inputs: SampleInputs, token_ids: Tensor, valid: Tensor) -> Tensor | None:
+        """Write the tokens of the first rows to `token_ids` and their validity to `valid`.
+
+        Returns:
+            the edited logits that they were chosen from; None where nobody edits.
+        """
+        edited = penalties = None
         chunks = [inputs.chunks[row] for row in inputs.penalized]
         if inputs.penalized:
             penalties = self._penalties.gather(inputs.penalized, chunks)
-        ids, finite = sample(logits, penalties=penalties, bias=inputs.bias, draws=inputs.draws())
+        if inputs.edited:
+            edited = edit_logits(logits, penalties, inputs.bias, inputs.masks(logits.shape[1]))
+        ids, finite = sample(logits, edited=edited, draws=inputs.draws())
         token_ids[: len(ids)] = ids
         valid[: len(ids)] = finite
         if penalties is not None:
             self._penalties.count(penalties, chunks, token_ids)
+        return edited
 
     @staticmethod
     def _score(logits: Tensor, token_ids: Tensor | None, inputs: SampleInputs, listed: bool) -> TokenLogprobs:

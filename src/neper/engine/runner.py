@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from neper.engine.batch import BatchBuilder
+from neper.engine.batch import BatchBuilder, BatchInputs
 from neper.engine.readback import Readback, StepOutput
 from neper.engine.reference_sampler import ReferenceSampler
 from neper.engine.scheduler import StepPlan
@@ -20,6 +21,14 @@ from neper.types import Progress
 if TYPE_CHECKING:  # both need Triton
     from neper.engine.graphs import DecodeGraphs
     from neper.engine.kernel_sampler import KernelSampler
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A step whose tokens are not chosen yet: what it consists of, and its hidden states [T, D]."""
+
+    inputs: BatchInputs
+    hidden: Tensor
 
 
 class ModelRunner:
@@ -54,18 +63,32 @@ class ModelRunner:
         self._kernels = kernels
         self._decoded_rows = 0
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepOutput:
         """Start one step: hidden states of its tokens, next tokens and scores where they are wanted, their copies."""
+        return self.finish(self.begin(plan))
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """Start the first half of a step: the hidden states of its tokens."""
         with self._on_device():
-            return self._launch(plan)
+            return self._begin(plan)
+
+    @torch.inference_mode()
+    def finish(self, step: BegunStep) -> StepOutput:
+        """Start the second half: next tokens, scores where they are wanted, and their copies.
+
+        What a row may sample is decided here, so by now every token must be known that this depends on.
+        """
+        with self._on_device():
+            self.readback.hold()
+            return self.readback.start(step.inputs.plan, self._sampler.run(step.hidden, step.inputs))
 
     def _on_device(self) -> AbstractContextManager[object]:
         """What is current is a thread's own affair, and streams and events belong to the current device."""
         device = self.decoder.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _launch(self, plan: StepPlan) -> StepOutput:
+    def _begin(self, plan: StepPlan) -> BegunStep:
         assert self.kv_cache is not None
         if self._kernels is None:
             self.readback.hold()  # what the copies read is the allocator's to hand out again
@@ -75,8 +98,7 @@ class ModelRunner:
             hidden = self.graphs.forward(len(inputs.token_ids))
         else:
             hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
-        self.readback.hold()
-        return self.readback.start(inputs.plan, self._sampler.run(hidden, inputs))
+        return BegunStep(inputs, hidden)
 
     def capture(self, buckets: Sequence[int], progress: Progress | None = None) -> None:
         """Capture decode steps of so many padded rows."""

@@ -38,6 +38,12 @@ class ScheduledChunk:
         """How many tokens are generated before the one that this chunk samples."""
         return self.end - self.seq.num_prompt_tokens
 
+    @property
+    def edited(self) -> bool:
+        """Its token is not chosen from the model's own logits."""
+        sampling = self.seq.request.sampling
+        return sampling.penalized or sampling.masked or len(self.seq.logit_edits(self.num_output_tokens).ids) > 0
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -50,6 +56,13 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
+@dataclass
+class _Budget:
+    """What is left of something that a step may take."""
+
+    left: int
+
+
 class Scheduler:
     """Owns the waiting and running sequences and, through them, the blocks.
 
@@ -60,10 +73,25 @@ class Scheduler:
     A plan counts as computed from then on, so that the next one can be made before this one's results are read: where
     a step samples, its token is pending until then. A sequence is admitted only while it has none: it is planned for
     again no sooner than a step after it was preempted.
+
+    Args:
+        max_num_seqs: most sequences that run. max_num_batched_tokens: most tokens of a step.
+        max_listed: most places of lists of prompt scores in a step, of `vocab_size` ids each at most, but for one
+            position of each sequence.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        vocab_size: int = 2**20,
+        max_listed: int = 2**62,
+    ) -> None:
         self.blocks = blocks
+        self._vocab_size = vocab_size
+        self._max_listed = max_listed
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
@@ -90,12 +118,13 @@ class Scheduler:
         """Choose the next step's chunks and give each the blocks it needs. Empty when there is nothing to launch."""
         lengths: dict[Sequence, int] = {}
         budget = self.max_num_batched_tokens
+        lists = _Budget(self._max_listed)
         by_need = sorted(self.running, key=lambda seq: seq.num_uncomputed_tokens > 1)  # stable
         preempted = False
         for seq in by_need:
             if seq.slot < 0:  # preempted for an earlier one just now
                 continue
-            length = min(seq.num_uncomputed_tokens, budget)
+            length = min(seq.num_uncomputed_tokens, budget, self._longest(seq, lists))
             if length == 0:
                 continue
             while not self.blocks.can_grow(seq, seq.num_computed_tokens + length):
@@ -110,12 +139,12 @@ class Scheduler:
                 lengths[seq] = length
                 budget -= length
         if not preempted:
-            self._admit(lengths, budget)
+            self._admit(lengths, budget, lists)
         chunks = [self._chunk(seq, length) for seq, length in lengths.items()]
         chunks.sort(key=lambda chunk: chunk.length > 1)
         return StepPlan(tuple(chunks))
 
-    def _admit(self, lengths: dict[Sequence, int], budget: int) -> None:
+    def _admit(self, lengths: dict[Sequence, int], budget: int, lists: _Budget) -> None:
         """Start waiting sequences, in order, while the step has tokens and the cache has room for all of each."""
         while self.waiting and budget > 0 and self._free_slots:
             seq = self.waiting[0]
@@ -128,10 +157,19 @@ class Scheduler:
             seq.slot = self._free_slots.pop()
             if seq.num_cached_tokens < 0:
                 seq.num_cached_tokens = seq.num_computed_tokens
-            length = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            length = min(seq.num_tokens - seq.num_computed_tokens, budget, self._longest(seq, lists))
             self.blocks.grow(seq, seq.num_computed_tokens + length)
             lengths[seq] = length
             budget -= length
+
+    def _longest(self, seq: Sequence, lists: _Budget) -> int:
+        """Most tokens of the next chunk: lists of a prompt's scores must fit into the memory that there is for them."""
+        places = seq.request.num_prompt_listed(self._vocab_size) if seq.scores_left else None
+        if not places:
+            return self.max_num_batched_tokens
+        length = max(1, min(lists.left // places, seq.num_uncomputed_tokens))
+        lists.left -= length * places
+        return length
 
     def _preempt(self, seq: Sequence) -> None:
         seq.num_preemptions += 1

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from neper.types import FinishReason, Request
+
+if TYPE_CHECKING:
+    from neper.text.matcher import Matcher
 
 
 class LogitEdits(NamedTuple):
@@ -34,6 +38,8 @@ class Sequence:
         num_preemptions: how often it has lost its blocks and its slot.
         seed: of its draws; random where the request names none.
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
+        matcher: of its grammar, up to the last token that was read; None where it has none.
+        static_mask: the part of its mask that never changes, once that was made.
     """
 
     def __init__(self, request: Request, max_model_len: int) -> None:
@@ -49,6 +55,8 @@ class Sequence:
         self.slot = -1
         self.num_preemptions = 0
         self.num_cached_tokens = -1
+        self.matcher: Matcher | None = None
+        self.static_mask: npt.NDArray[np.int32] | None = None
         room = max_model_len - self.num_prompt_tokens
         limit = request.sampling.max_tokens
         self.max_tokens = room if limit is None else min(limit, room)
@@ -103,6 +111,24 @@ class Sequence:
         banned = np.array(sorted(self._stop_ids), dtype=np.int64)
         bans = np.full(len(banned), -np.inf, dtype=np.float32)
         return LogitEdits(np.concatenate([self._bias.ids, banned]), np.concatenate([self._bias.values, bans]))
+
+    @cached_property
+    def allowed_ids(self) -> npt.NDArray[np.int64]:
+        """The only ids that may be sampled, ascending and each once; empty = all."""
+        return np.unique(np.array(self.request.sampling.allowed_token_ids, dtype=np.int64))
+
+    @cached_property
+    def waits_for_tokens(self) -> bool:
+        """Whether what may be sampled next depends on the tokens before it."""
+        sampling = self.request.sampling
+        return sampling.grammar is not None or any(len(word) > 1 for word in sampling.bad_words)
+
+    def completed_bad_words(self) -> Iterator[int]:
+        """The ids that would complete a bad word of several tokens after what has been generated."""
+        for word in self.request.sampling.bad_words:
+            begin = len(self.token_ids) - len(word) + 1
+            if len(word) > 1 and begin >= self.num_prompt_tokens and tuple(self.token_ids[begin:]) == word[:-1]:
+                yield word[-1]
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add the first pending token, now that it was read; returns why the request ends with it, or None."""

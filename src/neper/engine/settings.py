@@ -13,6 +13,13 @@ from neper.config import EngineConfig
 from neper.errors import StartupError
 from neper.models.model_config import ModelConfig
 from neper.ops import backends
+from neper.types import LISTED_WHOLE, packed_width
+
+LONGEST_LIST = 64
+"""Where requests may list any number of ids: the longest list of the rows that are scored together."""
+
+MAX_LISTED = 2**22
+"""Most places of longer lists that are filled at once; so many ids and values are 32 MiB."""
 
 logger = logging.getLogger("neper.engine")
 
@@ -35,6 +42,20 @@ class EngineSettings:
     cuda_graphs: bool
     overlap: bool
     num_threads: int
+
+    @property
+    def longest_list(self) -> int:
+        """Longest list of the rows that are scored together; longer ones are made a few rows at a time."""
+        return self.max_logprobs if self.max_logprobs >= 0 else LONGEST_LIST
+
+    def max_packed_words(self, vocab_size: int) -> int:
+        """Most words that a step packs: every row and every prompt position with the longest list."""
+        row = max(self.longest_list, min(LISTED_WHOLE, vocab_size))
+        words = self.max_num_batched_tokens * packed_width(self.longest_list)
+        if self.max_logprobs < 0:
+            row = vocab_size
+            words += 2 * (MAX_LISTED + self.max_num_seqs * vocab_size)
+        return words + self.max_num_seqs * packed_width(row)
 
 
 def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:

@@ -23,7 +23,7 @@ from neper.models.kv_cache import KVCache
 from neper.models.model_config import ModelConfig
 from neper.models.source import ModelSource
 from neper.ops import attention, backends
-from neper.types import Progress, packed_width
+from neper.types import Progress
 
 logger = logging.getLogger("neper.engine")
 
@@ -75,7 +75,9 @@ def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     if chosen.scoring == "device":
         from neper.ops import logprobs_triton
 
-        needed.append(logprobs_triton.variants(vocab_size, dtype, chosen.max_logprobs, device))
+        # Float32 is what the processed view scores: logits that were edited.
+        for scored in {dtype, torch.float32}:
+            needed.append(logprobs_triton.variants(vocab_size, scored, chosen.longest_list, device))
     if backends.steps(device, vocab_size, decoder.config.head_dim).name == "triton":
         from neper.ops import packing_triton, sampling_triton
 
@@ -107,11 +109,11 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
         block_size=chosen.block_size,
         vocab_size=model.vocab_size,
         scores_on_device=not on_host,
+        longest_list=chosen.longest_list,
         buckets=buckets,
         scratch=attention.allocate_scratch(max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device),
     )
-    # Every row and every prompt position with the longest list.
-    max_words = (max_rows + chosen.max_num_batched_tokens) * packed_width(chosen.max_logprobs)
+    max_words = chosen.max_packed_words(model.vocab_size)
     readback = Readback(
         device,
         max_words=max_words,
@@ -126,7 +128,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
     from neper.engine.kernel_sampler import KernelSampler, SamplerBuffers
 
     buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words)
-    on_buffers = KernelSampler(decoder, penalties, buffers, readback, max_logprobs=chosen.max_logprobs)
+    on_buffers = KernelSampler(decoder, penalties, buffers, readback, longest_list=chosen.longest_list)
     return ModelRunner(decoder, builder, on_buffers, readback, last_tokens=last_tokens, kernels=on_buffers)
 
 

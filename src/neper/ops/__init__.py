@@ -5,7 +5,7 @@ from neper.ops.logprobs import token_logprobs, warm_up
 from neper.ops.order import greedy_tokens
 from neper.ops.partials import PartialLogprobs, finish_partials, merge_partials, partial_logprobs, target_logits
 from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.sampling import Bias, DrawInputs, Penalties, noise_keys, processed_logits, sample
+from neper.ops.sampling import Bias, DrawInputs, Masks, Penalties, noise_keys, processed_logits, sample
 from neper.ops.token_sets import TokenSets
 from neper.ops.views import view_logprobs
 
@@ -13,6 +13,7 @@ __all__ = [
     "Bias",
     "DrawInputs",
     "LogprobBuffers",
+    "Masks",
     "PartialLogprobs",
     "Penalties",
     "TokenLogprobs",

@@ -52,6 +52,24 @@ class Bias:
 
 
 @dataclass(frozen=True)
+class Masks:
+    """Which ids the M rows that are restricted may sample: as one bit an id.
+
+    Attributes:
+        rows: [M] int64, their rows in the step's logits.
+        words: [M, ceil(V / 32)] int32; bit i of word w says whether id 32 w + i may be sampled.
+    """
+
+    rows: Tensor
+    words: Tensor
+
+    def allowed(self, vocab_size: int) -> Tensor:
+        """[M, V] bool."""
+        bits = torch.arange(32, dtype=torch.int32, device=self.words.device)
+        return ((self.words.unsqueeze(-1) >> bits) & 1).view(len(self.words), -1)[:, :vocab_size].bool()
+
+
+@dataclass(frozen=True)
 class DrawInputs:
     """Parameters of the rows that are sampled (not greedy), D of them.
 
@@ -84,8 +102,10 @@ class DrawInputs:
         )
 
 
-def edit_logits(logits: Tensor, penalties: Penalties | None, bias: Bias | None) -> Tensor:
-    """A copy of logits [R, V] as float32 with penalties, then bias applied.
+def edit_logits(
+    logits: Tensor, penalties: Penalties | None = None, bias: Bias | None = None, masks: Masks | None = None
+) -> Tensor:
+    """A copy of logits [R, V] as float32 with penalties, then bias, then masks applied.
 
     Repetition: a seen id (prompt or output) is divided by the factor when positive, multiplied when negative
     (Keskar et al. 2019). Frequency and presence: minus factor times count, minus factor if generated (OpenAI's).
@@ -100,35 +120,41 @@ def edit_logits(logits: Tensor, penalties: Penalties | None, bias: Bias | None) 
         x.index_copy_(0, penalties.rows, edited)
     if bias is not None:
         x.index_put_((bias.rows, bias.ids), bias.values, accumulate=True)
+    if masks is not None:
+        kept = x.index_select(0, masks.rows).masked_fill_(~masks.allowed(x.shape[1]), -torch.inf)
+        x.index_copy_(0, masks.rows, kept)
     return x
 
 
-def sample(
-    logits: Tensor, *, penalties: Penalties | None = None, bias: Bias | None = None, draws: DrawInputs | None = None
-) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, *, edited: Tensor | None = None, draws: DrawInputs | None = None) -> tuple[Tensor, Tensor]:
     """One token per row: the greedy one, or a seeded draw for the rows named in `draws`.
 
     Args:
         logits: [R, V] float, the model's own.
+        edited: [R, V] float32, from `edit_logits`, to choose from; None = the model's own.
 
     Returns:
-        ids [R] int64 (0 in an invalid row); valid [R] bool, decided on the model's own logits and, where penalties
-        and bias leave nothing above -inf, on the edited ones too.
+        ids [R] int64 (0 in an invalid row); valid [R] bool, decided on the model's own logits and, where the edits
+        leave nothing above -inf, on the edited ones too.
     """
     ids, valid = greedy_tokens(logits)
-    x = logits
-    if penalties is not None or bias is not None:
-        x = edit_logits(logits, penalties, bias)
-        ids, still_valid = greedy_tokens(x)
+    if edited is not None:
+        ids, still_valid = greedy_tokens(edited)
         valid = valid & still_valid
     if draws is not None:
-        drawn = _draw(x.index_select(0, draws.rows).float(), draws)
+        source = logits if edited is None else edited
+        drawn = _draw(source.index_select(0, draws.rows).float(), draws)
         ids = ids.index_copy(0, draws.rows, drawn)
     return ids.masked_fill(~valid, 0), valid
 
 
 def processed_logits(
-    logits: Tensor, *, penalties: Penalties | None = None, bias: Bias | None = None, draws: DrawInputs | None = None
+    logits: Tensor,
+    *,
+    penalties: Penalties | None = None,
+    bias: Bias | None = None,
+    masks: Masks | None = None,
+    draws: DrawInputs | None = None,
 ) -> Tensor:
     """What `sample` chooses from: the logits of the processed_logprobs view, before temperature.
 
@@ -136,12 +162,17 @@ def processed_logits(
         logits: [R, V] float, the model's own.
 
     Returns:
-        [R, V] float32: edited by penalties and bias, -inf where the filters of a row in `draws` drop an id. With the
-        row's temperature, token_logprobs renormalises over what is left. A row that is not valid stays as edited, so
-        that it shows.
+        [R, V] float32: edited by penalties, bias and masks, -inf where the filters of a row in `draws` drop an id.
+        With the row's temperature, token_logprobs renormalises over what is left. A row that is not valid stays as
+        edited, so that it shows.
     """
-    x = edit_logits(logits, penalties, bias)
-    if draws is None or not draws.filtered:
+    x = edit_logits(logits, penalties, bias, masks)
+    return x if draws is None else filter_logits_(x, draws)
+
+
+def filter_logits_(x: Tensor, draws: DrawInputs) -> Tensor:
+    """-inf in logits x [R, V] float32, in place, where the filters of a row in `draws` drop an id."""
+    if not draws.filtered:
         return x
     drawn = x.index_select(0, draws.rows)
     dropped = torch.ones_like(drawn, dtype=torch.bool)

@@ -88,7 +88,7 @@ def _distinct(index: int, ids: Iterable[int] | None) -> npt.NDArray[np.int64]:
     if ids is None:
         return np.empty(0, dtype=np.int64)
     try:
-        values = np.asarray(list(ids))
+        values = ids if isinstance(ids, np.ndarray) else np.asarray(list(ids))
     except TypeError:
         raise InvalidRequestError(
             f"the set of row {index} is {ids!r}: give one list of ids per row, [[1, 2]] * rows for the same in all"

@@ -9,7 +9,7 @@ from torch import Tensor
 from neper.errors import InvalidRequestError
 from neper.ops.logprobs import check_logits, token_logprobs
 from neper.ops.results import TokenLogprobs
-from neper.ops.sampling import Bias, DrawInputs, Penalties, processed_logits
+from neper.ops.sampling import Bias, DrawInputs, Masks, Penalties, processed_logits
 from neper.types import LOGPROBS_MODES, LogprobsMode
 
 
@@ -21,6 +21,7 @@ def view_logprobs(
     *,
     penalties: Penalties | None = None,
     bias: Bias | None = None,
+    masks: Masks | None = None,
     draws: DrawInputs | None = None,
     temperature: Tensor | None = None,
     **options: Any,
@@ -46,7 +47,7 @@ def view_logprobs(
         raise InvalidRequestError("tempered_logprobs needs a temperature per row", param="temperature")
     check_logits(logits)
     if mode == "processed_logprobs":
-        logits = processed_logits(logits, penalties=penalties, bias=bias, draws=draws)
+        logits = processed_logits(logits, penalties=penalties, bias=bias, masks=masks, draws=draws)
     return token_logprobs(
         logits, token_ids, top_k, temperature=None if mode == "raw_logprobs" else temperature, **options
     )

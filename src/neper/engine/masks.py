@@ -1,0 +1,55 @@
+"""Which ids a step's rows may sample: allowed sets, bad words and grammars as bit masks, made on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from neper.engine.inputs import to_device
+from neper.engine.scheduler import ScheduledChunk
+from neper.ops.sampling import Masks
+
+if TYPE_CHECKING:
+    from neper.engine.sequence import Sequence
+
+
+def mask_words(vocab_size: int) -> int:
+    """int32 words of a row's mask."""
+    return -(-vocab_size // 32)
+
+
+def build_masks(chunks: Items[ScheduledChunk], rows: Items[int], vocab_size: int, device: torch.device) -> Masks | None:
+    """Masks of a step's `rows`, whose tokens these chunks sample, in the same order; None when there are none.
+
+    The tokens before each must be known if the sequence `waits_for_tokens`.
+    """
+    if not rows:
+        return None
+    words = np.stack([_static_words(chunk.seq, vocab_size) for chunk in chunks])
+    guided = [place for place, chunk in enumerate(chunks) if chunk.seq.matcher is not None]
+    if guided:
+        from neper.text.matcher import fill_masks  # llguidance is loaded with the first grammar
+
+        legal = np.empty((len(guided), words.shape[1]), dtype=np.int32)
+        fill_masks([chunks[place].seq.matcher for place in guided], legal)
+        words[guided] &= legal
+    for place, chunk in enumerate(chunks):
+        for banned in chunk.seq.completed_bad_words():
+            words[place, banned // 32] &= ~np.int32(np.uint32(1 << banned % 32).view(np.int32))
+    return Masks(rows=to_device(np.array(rows, dtype=np.int64), device), words=to_device(words, device))
+
+
+def _static_words(seq: Sequence, vocab_size: int) -> npt.NDArray[np.int32]:
+    """The mask of what never changes: the allowed ids without the bad words of one token. Made once a sequence."""
+    if seq.static_mask is None:
+        sampling = seq.request.sampling
+        bits = np.zeros(32 * mask_words(vocab_size), dtype=np.uint8)
+        allowed = np.array(sampling.allowed_token_ids, dtype=np.int64)
+        bits[allowed if len(allowed) else slice(vocab_size)] = 1
+        bits[[word[0] for word in sampling.bad_words if len(word) == 1]] = 0
+        seq.static_mask = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
+    return seq.static_mask
