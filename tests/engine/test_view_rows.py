@@ -162,6 +162,11 @@ def views(item: Request, output: list[int], directory: Path) -> Iterator[View]:
         yield View(logits[len(item.prompt_token_ids) + place - 1], item, output[:place])
 
 
+def as_reply(prompt: list[int]) -> tuple[Request, list[int]]:
+    """A prompt's tokens as the reply to its first one, in the raw view: what prompt scores are."""
+    return ask("a", [prompt[0]], {}, {}), prompt[1:]
+
+
 def edit(x: Floats, item: Request, output: list[int]) -> Floats:
     """Penalties, bias and masks by their definitions, an id at a time."""
     sampling = item.sampling
@@ -245,10 +250,9 @@ def test_prompt_scores_do_not_depend_on_sampling_fields(core: EngineCore) -> Non
 def test_the_whole_vocabulary_of_a_prompt(core: EngineCore, llama: Path) -> None:
     [prompt] = prompts(1, 40, seed=2)
     result = run(core, [ask("a", prompt, {"max_tokens": 0}, {"prompt_top_k": -1})])["a"].prompt
-    item = ask("a", [prompt[0]], {}, {})
     assert len(result) == 39
     assert result.top_k == V
-    for place, view in enumerate(views(item, prompt[1:], llama)):
+    for place, view in enumerate(views(*as_reply(prompt), llama)):
         assert np.abs(result.top_logprobs[place] - view.logprobs[result.top_ids[place]]).max() <= TOLERANCE
         assert sorted(result.top_ids[place]) == list(range(V))
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from neper.errors import StartupError
 from neper.ops import backends
 from neper.ops.backends import Backend
 from neper.types import FinishReason, PackedRows, Request, SamplingParams
+from tests.engine import test_view_rows as view_rows
 from tests.helpers.engine import Result, make_core, prompts, request, run
 from tests.kernels.scoring import DEVICE, INTERPRETED, some
 
@@ -114,6 +116,31 @@ def test_a_mixed_batch_agrees_with_plain_torch_on_a_cpu(architecture: str, tiny_
             assert_close(got[name].prompt, result.prompt)
 
 
+@pytest.mark.parametrize("config", some([{"overlap": True}], [{"scoring": "host"}]))
+def test_views_sets_and_masks(config: dict[str, Any], tiny_dir: Callable[..., Path]) -> None:
+    directory = tiny_dir("llama")
+    core = kernel_core(directory, max_logprobs=-1, max_num_seqs=16, **config)
+    cases = {name: case for place, (name, case) in enumerate(view_rows.CASES.items()) if place % 2 or not INTERPRETED}
+    texts = prompts(len(cases), -(-24 // SHRINK), seed=5)
+    items = [
+        view_rows.ask(name, text, sampling | {"max_tokens": STEPS}, logprobs)
+        for (name, (sampling, logprobs)), text in zip(cases.items(), texts, strict=True)
+    ]
+    # Two of them score their prompts too, one over the whole vocabulary.
+    for place, top_k in ((0, 3), (1, -1)):
+        asked = msgspec.structs.replace(items[place].logprobs, prompt_top_k=top_k)
+        items[place] = msgspec.structs.replace(items[place], logprobs=asked)
+    results = run(core, items)
+    for item in items:
+        assert len(results[item.request_id].token_ids) == STEPS
+        view_rows.check(item, results[item.request_id], directory)
+    for place, top_k in ((0, 3), (1, view_rows.V)):
+        rows = results[items[place].request_id].prompt
+        assert rows.top_k == top_k
+        for i, view in enumerate(view_rows.views(*view_rows.as_reply(items[place].prompt_token_ids), directory)):
+            assert np.abs(rows.top_logprobs[i] - view.logprobs[rows.top_ids[i]]).max() <= view_rows.TOLERANCE
+
+
 def test_overlap_gives_the_same_bits(tiny_dir: Callable[..., Path]) -> None:
     directory = tiny_dir("qwen3")
     plain = run(kernel_core(directory, overlap=False), mixed())
@@ -191,7 +218,7 @@ def test_every_allocation_that_fails_at_start_says_what_to_lower(
         made.clear()
         kernel_core(directory, scoring=scoring)
         everything = list(made)
-        assert ("logprobs" in everything) == (scoring == "device")
+        assert "logprobs" in everything
         on_gpu = {"results on the host", *(["logits on the host"] if scoring == "host" else [])}
         assert {"logits", "results", "the KV cache", *(on_gpu if DEVICE == "cuda" else ())} <= set(everything)
         for number, what in enumerate(everything):

@@ -302,6 +302,14 @@ class BatchBuilder:
 
     def _want(self, chunk: ScheduledChunk) -> Want:
         """What the row of a chunk asks for."""
+        seq = chunk.seq
+        early = chunk.num_output_tokens < seq.request.sampling.min_tokens
+        want = seq.wants.get(early)
+        if want is None:
+            want = seq.wants[early] = self._find_want(chunk)
+        return want
+
+    def _find_want(self, chunk: ScheduledChunk) -> Want:
         listed = chunk.seq.request.num_listed(self._vocab_size)
         if listed is None:
             return _UNSCORED

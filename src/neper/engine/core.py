@@ -229,9 +229,7 @@ class EngineCore:
         # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
         if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
             self._end(seq)
-            return _failure(
-                request_id, "the model produced logits that are not numbers for this request, or all ids are banned"
-            )
+            return _failure(request_id, _why_invalid(seq))
         keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
         if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
@@ -264,6 +262,16 @@ class EngineCore:
         if not self._grammars.forget(seq):
             self.scheduler.remove(seq)
         del self._sequences[seq.request.request_id]
+
+
+def _why_invalid(seq: Sequence) -> str:
+    """What to say of a row that gave no token. Which of the two it was is known where no id can be banned."""
+    if seq.matcher is not None and seq.matcher.error is not None:
+        return f"the grammar cannot be followed any further: {seq.matcher.error}"
+    not_numbers = "the model produced logits that are not numbers for this request"
+    if not (seq.request.sampling.masked or seq.request.sampling.logit_bias or seq.request.sampling.min_tokens):
+        return not_numbers
+    return f"{not_numbers}, or every token is banned that could come next"
 
 
 def _sampling_problem(sampling: SamplingParams) -> str | None:

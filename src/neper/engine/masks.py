@@ -30,13 +30,13 @@ def build_masks(chunks: Items[ScheduledChunk], rows: Items[int], vocab_size: int
     if not rows:
         return None
     words = np.stack([_static_words(chunk.seq, vocab_size) for chunk in chunks])
-    guided = [place for place, chunk in enumerate(chunks) if chunk.seq.matcher is not None]
-    if guided:
+    matchers = {place: chunk.seq.matcher for place, chunk in enumerate(chunks) if chunk.seq.matcher is not None}
+    if matchers:
         from neper.text.matcher import fill_masks  # llguidance is loaded with the first grammar
 
-        legal = np.empty((len(guided), words.shape[1]), dtype=np.int32)
-        fill_masks([chunks[place].seq.matcher for place in guided], legal)
-        words[guided] &= legal
+        legal = np.empty((len(matchers), words.shape[1]), dtype=np.int32)
+        fill_masks(list(matchers.values()), legal)
+        words[list(matchers)] &= legal
     for place, chunk in enumerate(chunks):
         for banned in chunk.seq.completed_bad_words():
             words[place, banned // 32] &= ~np.int32(np.uint32(1 << banned % 32).view(np.int32))

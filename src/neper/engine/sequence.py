@@ -14,6 +14,7 @@ import numpy.typing as npt
 from neper.types import FinishReason, Request
 
 if TYPE_CHECKING:
+    from neper.engine.batch import Want
     from neper.text.matcher import Matcher
 
 
@@ -40,6 +41,7 @@ class Sequence:
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
         matcher: of its grammar, up to the last token that was read; None where it has none.
         static_mask: the part of its mask that never changes, once that was made.
+        wants: what its rows ask for, once that was found: while it must not end yet, and from then on.
     """
 
     def __init__(self, request: Request, max_model_len: int) -> None:
@@ -57,6 +59,7 @@ class Sequence:
         self.num_cached_tokens = -1
         self.matcher: Matcher | None = None
         self.static_mask: npt.NDArray[np.int32] | None = None
+        self.wants: dict[bool, Want] = {}
         room = max_model_len - self.num_prompt_tokens
         limit = request.sampling.max_tokens
         self.max_tokens = room if limit is None else min(limit, room)

@@ -72,8 +72,12 @@ class Tokenizer:
 
     Attributes:
         vocab_size: number of ids that have a token, added ones included. Logits may be wider.
-        bos_token_id, eos_token_id: None where the tokenizer names none.
+        kind: the algorithm: BPE, Unigram, WordPiece or WordLevel.
+        named_tokens: `bos_token` and its like, as text.
+        bos_token_id, eos_token_id, pad_token_id: None where the tokenizer names none.
+        chat_template: as given.
         special_token_ids: control tokens, which `skip_special_tokens` leaves out of texts.
+        added_tokens: texts of the tokens that stand beside the vocabulary proper, special or not.
         adds_bos: `encode` puts the BOS token first.
         strips_leading_space: a text's first space is the tokenizer's own, and no part of the text (SentencePiece).
         pieces: id -> Piece; an id without token has an empty one.
@@ -91,6 +95,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.kind = type(backend.model).__name__
+        self.named_tokens: Mapping[str, str] = named
         vocabulary = read_vocabulary(backend)
         self.vocab_size = vocabulary.size
         self.strips_leading_space = vocabulary.strips_leading_space
@@ -98,9 +104,12 @@ class Tokenizer:
         self._table = vocabulary.table
         self.bos_token_id = _token_id(backend, named.get("bos_token"))
         self.eos_token_id = _token_id(backend, named.get("eos_token"))
+        self.pad_token_id = _token_id(backend, named.get("pad_token"))
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_tokens = frozenset(token.content for token in added.values())
         self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+        self.chat_template = chat_template
         self._template = None if chat_template is None else ChatTemplate(chat_template, named)
 
     @classmethod
@@ -125,6 +134,12 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def chat_template_source(self) -> str:
+        """Jinja source of the template, of several templates all; "" where there is none."""
+        source = self.chat_template or ""
+        return source if isinstance(source, str) else "\n".join(source.values())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; special tokens spelled out in it become their ids.

@@ -1,0 +1,194 @@
+"""Constraints: what a reply must look like, as pieces of grammar that can be put into one another.
+
+Each piece is a grammar of llguidance's (Lark with extensions, or a JSON Schema) under a name, so that what a user wrote
+keeps its own rule names inside what is put around it. `neper.text.matcher` runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neper.errors import InvalidRequestError
+from neper.text.json_schema import JsonSchema, check_keywords
+from neper.text.tokenizer import Tokenizer
+
+MAX_CHARACTERS = 256 * 1024
+"""The longest grammar, serialised."""
+
+TOOL_CALL_FORMATS = ("hermes", "llama3_json", "mistral")
+
+# A space, or a line break and its indentation: whoever likes whitespace must go on with the text some time.
+_WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
+# Text that is certain may come in any tokens, not only in those that the tokenizer would cut it into: which ones is the
+# model's choice, and part of the scores.
+_ANY_TOKENS = '%llguidance {"no_forcing": true}'
+_JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE}
+_FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Named grammars, of which the first is entered; it refers to the others."""
+
+    grammars: tuple[Mapping[str, Any], ...]
+
+    def text(self) -> str:
+        """llguidance's serialised form, as `SamplingParams.grammar` holds it."""
+        entry = _lark("entry", f"{_ANY_TOKENS}\nstart: @{self.grammars[0]['name']}")
+        return json.dumps({"grammars": [*entry.grammars, *self.grammars]})
+
+
+def json_object() -> Constraint:
+    """Any JSON object."""
+    return json_schema({"type": "object"})
+
+
+def json_schema(schema: JsonSchema, *, where: str = "the schema", param: str = "response_format") -> Constraint:
+    """JSON that a schema allows, with properties in the schema's order.
+
+    Args:
+        where: how errors call the schema.
+        param: the request field that errors name.
+
+    Raises:
+        InvalidRequestError: a keyword that JSON Schema does not have.
+    """
+    return Constraint((_schema_grammar("json", schema, where, param),))
+
+
+def regex(pattern: str, *, param: str = "structured_outputs") -> Constraint:
+    """A text that the pattern (the syntax of Rust's `regex`; `\\d` is 0 to 9) matches as a whole."""
+    if not pattern:
+        raise InvalidRequestError("regex must not be empty", param=param)
+    from llguidance import regex_to_lark
+
+    return _lark("regex", f"start: TEXT\nTEXT: /{regex_to_lark(pattern, 'd')}/")
+
+
+def choice(options: Sequence[str], *, param: str = "structured_outputs") -> Constraint:
+    """One of these texts, exactly."""
+    if not options or not all(options):
+        raise InvalidRequestError("choice must be a list of at least one string, none of them empty", param=param)
+    # One terminal: as alternatives of a rule they would count against the parser's limit.
+    return _lark("choice", f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, options))}")
+
+
+def user_grammar(text: str, *, param: str = "structured_outputs") -> Constraint:
+    """A grammar that a user wrote: llguidance's Lark, or llama.cpp's GBNF, whose rules are defined by `::=`.
+
+    Raises:
+        InvalidRequestError: it is too long, or GBNF that cannot be read.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequestError(f"the grammar has more than {MAX_CHARACTERS} characters", param=param)
+    if "::=" in text:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            text = any_to_lark(text)
+        except Exception as error:  # its own class, and those of a parser that was not made for all input
+            raise InvalidRequestError(f"the grammar is not valid GBNF: {error}", param=param) from None
+    return _lark("grammar", text)
+
+
+def tool_calls(
+    format: str, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, parallel: bool, param: str = "tools"
+) -> Constraint:
+    """At least one call of one of these functions, as a model writes it; with `parallel`, any number.
+
+    Args:
+        format: one of TOOL_CALL_FORMATS.
+        functions: OpenAI's function objects: `name`, and `parameters`, a schema of the arguments (absent: any object).
+
+    Raises:
+        InvalidRequestError: a name that is none or occurs twice, or a schema that is not one of an object.
+    """
+    if not functions:
+        raise InvalidRequestError("there is no function to call", param=param)
+    key = "parameters" if format == "llama3_json" else "arguments"
+    calls: list[str] = []
+    grammars: list[dict[str, Any]] = []
+    for function in functions:
+        grammar = _arguments_grammar(function, param)
+        if grammar["name"] in [other["name"] for other in grammars]:
+            raise InvalidRequestError(f"there are two functions named {function['name']!r}", param=param)
+        head = f'{{"name": "{function["name"]}", "{key}": '
+        calls.append(f'{_quoted(head)} @{grammar["name"]} "}}"')
+        grammars.append(grammar)
+    call = f"call: {' | '.join(calls)}"
+    if format == "hermes":
+        block = f'block: {_tag("<tool_call>", tokenizer)} "\\n" call "\\n" {_tag("</tool_call>", tokenizer)}'
+        lines = ['start: block ("\\n" block)*' if parallel else "start: block", block, call]
+    elif format == "llama3_json":
+        lines = ['start: call ("; " call)*' if parallel else "start: call", call]
+    elif format == "mistral":
+        more = '(", " call)*' if parallel else ""
+        lines = [f'start: {_tag("[TOOL_CALLS]", tokenizer)} [" "] "[" call {more} "]"', call]
+    else:
+        raise ValueError(f"format must be one of {', '.join(TOOL_CALL_FORMATS)}, got {format!r}")
+    return Constraint((*_lark("calls", "\n".join(lines)).grammars, *grammars))
+
+
+def after_reasoning(constraint: Constraint, open: str, close: str, tokenizer: Tokenizer, *, opened: bool) -> Constraint:
+    """The constraint, behind the model's reasoning and up to three line breaks.
+
+    The reasoning ends with the first `close`. A tag that is a control token is that token; any other is text, however
+    it is cut into tokens.
+
+    Args:
+        opened: the prompt has opened the reasoning, so it comes first and must be closed; otherwise it may be left out.
+    """
+    if _control_token(close, tokenizer) is None:
+        text = f"reasoning[lazy]: /(?s:.*)/ {_quoted(close)}"
+        lines = ["block: reasoning BREAKS?", text]
+    else:
+        anything = "/(?s:.*)/"
+        lines = [
+            f"block: REASONING {_tag(close, tokenizer)} BREAKS?",
+            f"REASONING: {anything} & ~({anything} {_quoted(close)} {anything})",
+        ]
+    inner = f"@{constraint.grammars[0]['name']}"
+    start = f"start: block {inner}" if opened else f"start: ({_tag(open, tokenizer)} block)? {inner}"
+    lines = [start, *lines, r"BREAKS: /\n{1,3}/"]
+    return Constraint((*_lark("reply", "\n".join(lines)).grammars, *constraint.grammars))
+
+
+def _lark(name: str, text: str) -> Constraint:
+    return Constraint(({"name": name, "lark_grammar": text},))
+
+
+def _schema_grammar(name: str, schema: JsonSchema, where: str, param: str) -> dict[str, Any]:
+    check_keywords(schema, where, param)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return {"name": name, "json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
+
+
+def _arguments_grammar(function: Mapping[str, Any], param: str) -> dict[str, Any]:
+    name = function["name"]
+    if not _FUNCTION_NAME.fullmatch(name):
+        raise InvalidRequestError(f"a function's name is 1 to 64 letters, digits, _ and -, not {name!r}", param=param)
+    where = f"the parameters of {name}"
+    schema = function.get("parameters")
+    schema = {} if schema is None else schema
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise InvalidRequestError(f"{where} must be a JSON Schema of type object", param=param)
+    return _schema_grammar(f"parameters_of_{name}", {"type": "object", **schema}, where, param)
+
+
+def _control_token(text: str, tokenizer: Tokenizer) -> int | None:
+    data = text.encode()
+    return next((place for place in sorted(tokenizer.special_token_ids) if tokenizer.token_bytes(place) == data), None)
+
+
+def _tag(text: str, tokenizer: Tokenizer) -> str:
+    token_id = _control_token(text, tokenizer)
+    return _quoted(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,237 @@
+"""Tool calls: the forms in which models write them, which form a model uses, and reading calls off its text.
+
+hermes       <tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>, one after the other
+llama3_json  {"name": "f", "parameters": {…}}; …, all at the beginning of the text or after <|python_tag|>
+mistral      [TOOL_CALLS] [{"name": "f", "arguments": {…}}, …], or [TOOL_CALLS]f{…} or [TOOL_CALLS]f[ARGS]{…} each
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from neper.errors import StartupError
+from neper.text.reader import Range, Reader, Reading
+from neper.text.tokenizer import Tokenizer
+
+
+class ToolFormat(NamedTuple):
+    """A form of tool calls.
+
+    Attributes:
+        opening: what stands before calls.
+        bare: at the beginning of the content they also stand without it.
+        tags: what may be a token of its own, invisible where that is a special one.
+    """
+
+    name: str
+    opening: str
+    bare: bool
+    tags: tuple[str, ...]
+
+
+TOOL_FORMATS = {
+    "hermes": ToolFormat("hermes", "<tool_call>", False, ("<tool_call>", "</tool_call>")),
+    "llama3_json": ToolFormat("llama3_json", "<|python_tag|>", True, ("<|python_tag|>",)),
+    "mistral": ToolFormat("mistral", "[TOOL_CALLS]", False, ("[TOOL_CALLS]", "[ARGS]")),
+}
+
+TOOL_CALL_PARSERS = (*TOOL_FORMATS, "none")
+"""What a configuration can name."""
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+_ARGUMENTS = ("arguments", "parameters")
+_OTHER_KEYS = ("id", "type")
+# Templates that show these ask for calls that are not JSON.
+_OTHER_FORMS = ("<function=", "<arg_key>")
+
+
+def tool_format(tokenizer: Tokenizer, parser: str | None = None) -> ToolFormat | None:
+    """The form of a model's calls, by the name of a parser or read off its chat template; None where it has none.
+
+    A template that does not show tools to the model has none, whatever the parser's name.
+
+    Raises:
+        StartupError: no parser has that name.
+    """
+    if parser is not None and parser not in TOOL_CALL_PARSERS:
+        raise StartupError(f"tool_call_parser must be one of {', '.join(TOOL_CALL_PARSERS)}, got {parser!r}")
+    source = tokenizer.chat_template_source
+    if "tools" not in source:
+        return None
+    if parser is not None:
+        return TOOL_FORMATS.get(parser)
+    if any(mark in source for mark in _OTHER_FORMS):
+        return None
+    for form in TOOL_FORMATS.values():
+        if form.opening in source:
+            return form
+    # Templates of older Llama and Mistral models ask for calls without showing the token that begins them.
+    for form in TOOL_FORMATS.values():
+        if form.opening in tokenizer.added_tokens:
+            return form
+    return None
+
+
+class CallReader:
+    """Reads calls off a text. Their names and arguments belong to those fields, what is around them to none.
+
+    A call is one once its name and the opening of its arguments are there. What never gets that far stays undecided.
+
+    Args:
+        single: nothing is read after the first call.
+
+    Attributes:
+        num_calls: calls so far.
+        num_completed: those whose arguments are complete.
+    """
+
+    def __init__(self, reader: Reader, form: ToolFormat, *, single: bool) -> None:
+        self.form = form
+        self.num_calls = 0
+        self.num_completed = 0
+        self._reader = reader
+        self._single = single
+        self._read = {"hermes": self._hermes, "llama3_json": self._llama, "mistral": self._mistral}[form.name]
+
+    @property
+    def finished(self) -> bool:
+        """True when nothing more is read."""
+        return self._single and self.num_completed > 0
+
+    def read(self) -> Reading[None]:
+        """Reads the calls that may begin here, as far as they are calls."""
+        return self._read()
+
+    def _hermes(self) -> Reading[None]:
+        yield from self._reader.literal("<tool_call>")
+        yield from self._reader.skip()
+        if (yield from self._object()):
+            yield from self._form("</tool_call>")
+
+    def _llama(self) -> Reading[None]:
+        yield from self._reader.literal("<|python_tag|>")
+        yield from self._reader.skip()
+        while (yield from self._object()) and (yield from self._form(";")):
+            yield from self._reader.skip()
+            self._reader.drop(self._reader.at)
+
+    def _mistral(self) -> Reading[None]:
+        reader = self._reader
+        yield from reader.literal("[TOOL_CALLS]")
+        yield from reader.skip()
+        if (yield from reader.literal("[")):
+            yield from reader.skip()
+            while (yield from self._object()):
+                if not (yield from self._form(",")):
+                    yield from self._form("]")
+                    return
+                yield from reader.skip()
+                reader.drop(reader.at)
+            return
+        start = reader.at
+        yield from reader.skip(_NAME_CHARACTERS)
+        name = Range(start, reader.at)
+        yield from reader.literal("[ARGS]")
+        yield from reader.skip()
+        if self._is_name(name) and (yield from reader.peek()) == "{":
+            yield from self._arguments(name)
+
+    def _object(self) -> Reading[bool]:
+        """Reads a call written as an object; False where this is none, and what was read of it stays undecided."""
+        reader = self._reader
+        name: Range | None = None
+        arguments: Range | None = None
+        if not (yield from reader.literal("{")):
+            return False
+        while True:
+            yield from reader.skip()
+            quoted = yield from reader.string()
+            if quoted is None:
+                return False
+            key = reader.text(*quoted)
+            yield from reader.skip()
+            if not (yield from reader.literal(":")):
+                return False
+            yield from reader.skip()
+            if key in _ARGUMENTS and arguments is None:
+                if (yield from reader.peek()) != "{":
+                    return False
+                if name is not None:
+                    yield from self._arguments(name)
+                    break
+                start = reader.at
+                if not (yield from reader.brackets()):
+                    return False
+                arguments = Range(start, reader.at)
+            elif key == "name" and name is None:
+                name = yield from reader.string()
+                if name is None or not self._is_name(name):
+                    return False
+                if arguments is not None:
+                    yield from self._late_name(name, arguments)
+                    break
+            elif key not in _OTHER_KEYS or (yield from reader.string()) is None:
+                return False
+            yield from reader.skip()
+            if not (yield from reader.literal(",")):
+                return False
+        yield from self._rest_of_object()
+        return True
+
+    def _is_name(self, name: Range) -> bool:
+        return _NAME.fullmatch(self._reader.text(*name)) is not None
+
+    def _arguments(self, name: Range) -> Reading[None]:
+        """A call begins: its name was read, and here its arguments begin."""
+        reader, call = self._reader, self.num_calls
+        self.num_calls += 1
+        reader.drop(name.start)
+        reader.decide("name", call, name.end)
+        reader.keep_together(*name)
+        reader.drop(reader.at)
+        if (yield from reader.brackets(call=call)):
+            yield from self._complete()
+
+    def _late_name(self, name: Range, arguments: Range) -> Reading[None]:
+        """A call whose name came after its arguments."""
+        reader, call = self._reader, self.num_calls
+        self.num_calls += 1
+        reader.drop(arguments.start)
+        reader.decide("arguments", call, arguments.end)
+        reader.drop(name.start)
+        reader.decide("name", call, name.end)
+        reader.drop(reader.at)
+        reader.keep_together(arguments.start, name.end)
+        yield from self._complete()
+
+    def _complete(self) -> Reading[None]:
+        self.num_completed += 1
+        while self.finished:
+            yield
+
+    def _rest_of_object(self) -> Reading[None]:
+        """Members after those that count, if the object ends after them, and its end."""
+        reader = self._reader
+        if (yield from self._form("}")):
+            return
+        start = reader.at
+        yield from reader.skip()
+        if not (yield from reader.literal(",")):
+            reader.at = start
+        elif (yield from reader.brackets(1)):
+            reader.drop(reader.at)
+
+    def _form(self, expected: str) -> Reading[bool]:
+        """Takes what belongs to the form, and the space before it, where it stands here or where the text is cut."""
+        reader = self._reader
+        start = reader.at
+        yield from reader.skip()
+        if not (yield from reader.literal(expected)):
+            if not (reader.final and expected.startswith(reader.text(reader.at))):
+                reader.at = start
+                return False
+            reader.at = reader.length
+        reader.drop(reader.at)
+        return True
