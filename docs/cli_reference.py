@@ -1,18 +1,13 @@
-"""The README's command-line reference: made from the commands' own help, checked by a test.
-
-`python docs/cli_reference.py` compares and exits 1 on a difference; `--write` (or `make docs`) updates the README.
-"""
+"""The README's command-line reference: made from the commands' own help, checked by a test."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
-BEGIN = "<!-- begin: made by docs/cli_reference.py -->"
-END = "<!-- end: made by docs/cli_reference.py -->"
+from generated import ROOT, update
+
 COMMANDS: list[list[str]] = [
     [],
     ["serve"],
@@ -43,17 +38,7 @@ def reference() -> str:
 
 
 def main() -> int:
-    current = README.read_text(encoding="utf-8")
-    before, rest = current.split(BEGIN)
-    after = rest.split(END)[1]
-    wanted = f"{before}{BEGIN}\n{reference()}{END}{after}"
-    if current == wanted:
-        return 0
-    if "--write" in sys.argv[1:]:
-        README.write_text(wanted, encoding="utf-8")
-        return 0
-    print("the README's command line reference is not current; run: make docs")
-    return 1
+    return update(ROOT / "README.md", "cli_reference.py", {"commands": reference()})
 
 
 if __name__ == "__main__":

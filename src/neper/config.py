@@ -6,6 +6,7 @@ logs it. The command line's flags are made from these dataclasses: a field's `he
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ DEFAULT_MODEL = "smollm2-135m"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_TIME_FORMAT = "%H:%M:%S"
+
+_ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -38,7 +41,7 @@ class EngineConfig:
     kv_cache_memory: int | None = _option(None, "Bytes for the KV cache. Default: a share of the free memory.")
     gpu_memory_utilization: float = _option(0.9, "Share of a GPU's memory that all of the engine may take.")
     block_size: int = _option(16, "Tokens in a block of the KV cache.")
-    max_logprobs: int = _option(20, "Most alternatives a request may list per token.")
+    max_logprobs: int = _option(20, "Most alternatives a request may list per token; -1 = no cap, and all of them.")
     scoring: str | None = _option(
         None, "Where logprobs are computed: device, or host, which copies whole rows. Default: device where it can."
     )
@@ -58,8 +61,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value > limit:
                 raise StartupError(f"{name} must be at most {limit}, got {value}")
-        if self.max_logprobs < 0:
-            raise StartupError(f"max_logprobs must be at least 0, got {self.max_logprobs}")
+        if self.max_logprobs < -1:
+            raise StartupError(f"max_logprobs must be at least 0, or -1 for no cap, got {self.max_logprobs}")
         if self.dtype not in (None, "float32", "bfloat16"):
             raise StartupError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
         if self.scoring not in (None, "device", "host"):
@@ -76,12 +79,30 @@ class ServerConfig:
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on.")
-    api_key: str | None = _option(None, "Bearer token that every /v1 request must carry.")
+    api_key: str | None = _option(None, "Bearer token that requests must carry, but for /health and /metrics.")
     served_model_name: str | None = _option(None, "Name of the model in the API. Default: from the model itself.")
-    max_body_bytes: int = _option(16 * 2**20, "Largest request body.")
-    max_requests: int = _option(1024, "Most choices in flight (running and waiting); beyond them the answer is a 503.")
-    max_choices: int = _option(128, "Most choices (prompts x n) of one request.")
-    request_timeout: float = _option(600.0, "Seconds after which a request is ended with an error.")
+    allowed_origins: tuple[str, ...] = _option(
+        (), "Origins whose pages may call the API (CORS), with commas; * = all. Default: none."
+    )
+    logprobs_mode: str = _option(
+        "raw_logprobs", "View of logprobs where a request names none: raw_, tempered_ or processed_logprobs."
+    )
+    tool_call_parser: str | None = _option(
+        None, "Form of the model's tool calls: hermes, llama3_json, mistral, none. Default: read off its template."
+    )
+    reasoning_parser: str | None = _option(
+        None, "Tags around the model's reasoning: think, mistral, none. Default: read off its template."
+    )
+    max_body_bytes: int = _option(16 * 2**20, "Largest request body; a larger one is a 413.")
+    max_choices: int = _option(128, "Most choices (prompts x n) of one request; more are a 400.")
+    max_listed: int = _option(
+        2**24, "Most alternatives that one request may list in lists longer than 128; more are a 400."
+    )
+    max_requests: int = _option(2048, "Most requests being answered at once; beyond them the answer is a 503.")
+    max_waiting: int = _option(
+        1024, "Most choices waiting for those that the engine computes; beyond them the answer is a 429."
+    )
+    request_timeout: float = _option(600.0, "Seconds after which a request is ended with an error (500, timeout).")
     drain_timeout: float = _option(30.0, "Seconds that running requests get to finish when the server is stopped.")
     log_level: str = _option("info", "debug, info, warning or error.")
 
@@ -92,9 +113,20 @@ class ServerConfig:
             )
         if self.api_key == "":
             raise StartupError("api_key is empty: give one, or leave the option out to need none")
-        for name in ("max_body_bytes", "max_requests", "max_choices"):
-            if getattr(self, name) < 1:
-                raise StartupError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (
+            ("max_body_bytes", 1),
+            ("max_choices", 1),
+            ("max_listed", 1),
+            ("max_requests", 1),
+            ("max_waiting", 0),
+        ):
+            if getattr(self, name) < least:
+                raise StartupError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise StartupError(
+                    f"allowed_origins: {origin!r} is no origin; write for example https://example.com or *"
+                )
         for name in ("request_timeout", "drain_timeout"):
             if not getattr(self, name) >= 0:
                 raise StartupError(f"{name} must not be negative, got {getattr(self, name)}")

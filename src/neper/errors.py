@@ -25,6 +25,12 @@ class NeperError(Exception):
         self.retry_after = retry_after
 
 
+class InternalError(NeperError):
+    """A defect of neper; its log has the details under the request's id."""
+
+    code = "internal_error"
+
+
 class InvalidRequestError(NeperError):
     """A field of the request is wrong; nothing was started."""
 
@@ -46,12 +52,16 @@ class ContextLengthError(InvalidRequestError):
 
 
 class AuthenticationError(NeperError):
+    """The server has an API key, and the request does not carry it."""
+
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
 
 class ModelNotFoundError(NeperError):
+    """The model that the request names is not served here."""
+
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
@@ -66,6 +76,8 @@ class NotFoundError(NeperError):
 
 
 class MethodNotAllowedError(NeperError):
+    """The route exists but does not take this method."""
+
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
@@ -79,8 +91,16 @@ class RequestTooLargeError(NeperError):
     code = "request_too_large"
 
 
+class QueueFullError(NeperError):
+    """As many choices wait as may; try again after `Retry-After` seconds."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+
 class OverloadedError(NeperError):
-    """The queue is full, or the server is shutting down; try again later."""
+    """Too many requests are being answered, the engine is being started again, or the server is stopping."""
 
     status = 503
     type = "overloaded_error"

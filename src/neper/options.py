@@ -12,6 +12,8 @@ import typer
 
 from neper.machine import format_size
 
+# Fields that hold several texts: their flags take them with commas.
+LISTS = frozenset({"allowed_origins"})
 # Fields that hold a number of bytes: their flags take 512MiB or 2GiB as well.
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
 
@@ -28,6 +30,11 @@ def parse_size(text: str | int) -> int:
     if match is None or match[2] not in _UNITS:
         raise typer.BadParameter(f"{text!r} is not a size; write bytes, or a number with a unit such as 512MiB or 2GiB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def with_options(
@@ -76,16 +83,20 @@ def _options(config: Any) -> Iterator[inspect.Parameter]:
     for field in dataclasses.fields(config):
         flag = "--" + field.name.replace("_", "-")
         extra: dict[str, Any] = {}
+        default: Any = field.default
         if "bool" in str(field.type):
             flag += "/--no-" + field.name.replace("_", "-")
         if field.name in SIZES:
             extra = {"parser": parse_size, "metavar": "SIZE"}
             if isinstance(field.default, int):
                 extra["show_default"] = format_size(field.default)
+        elif field.name in LISTS:
+            hints[field.name], default = str, ",".join(default)
+            extra = {"parser": parse_list, "metavar": "TEXT,...", "show_default": bool(default)}
         yield inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
+            default=default,
             annotation=Annotated[
                 hints[field.name], typer.Option(flag, help=field.metadata["help"], show_envvar=False, **extra)
             ],

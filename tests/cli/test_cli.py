@@ -15,6 +15,10 @@ import neper
 from neper.cli import app
 from neper.config import EngineConfig, ServerConfig
 from neper.errors import StartupError
+from neper.server.chat_protocol import ChatBody
+from neper.server.protocol import CompletionBody
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def neper_command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -141,7 +145,13 @@ def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
     assert (result.returncode, result.stderr) == (141, b"")
 
 
-def test_the_readme_has_the_current_command_line_reference() -> None:
-    root = Path(__file__).parents[2]
-    check = subprocess.run([sys.executable, root / "docs/cli_reference.py"], capture_output=True, text=True)
+@pytest.mark.parametrize("script", ["cli_reference.py", "api_reference.py"])
+def test_what_documents_take_from_the_code_is_current(script: str) -> None:
+    check = subprocess.run([sys.executable, DOCS / script], capture_output=True, text=True)
     assert check.returncode == 0, check.stdout + check.stderr
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+def test_every_field_of_a_request_is_documented(body: type[Any]) -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert [name for name in body.__struct_fields__ if f"`{name}`" not in text] == []

@@ -35,6 +35,7 @@ def test_without_flags_the_configs_are_the_defaults() -> None:
 def test_every_field_has_a_flag_that_reaches_it() -> None:
     values: dict[type, str] = {str: "x", int: "7", float: "0.5"}
     special = {"dtype": "float32", "log_level": "debug", "scoring": "host"}
+    lists = {"allowed_origins": ("http://a.example", ("http://a.example",))}
     for config in (EngineConfig(), ServerConfig()):
         for field in dataclasses.fields(config):
             if field.name == "model":
@@ -42,6 +43,10 @@ def test_every_field_has_a_flag_that_reaches_it() -> None:
             if "bool" in str(field.type):
                 engine, server = run("--no-" + field.name.replace("_", "-"))
                 assert engine == EngineConfig(**{field.name: False})
+                continue
+            if field.name in lists:
+                text, made = lists[field.name]
+                assert run("--" + field.name.replace("_", "-"), text)[1] == ServerConfig(**{field.name: made})
                 continue
             kind = next(k for k in (float, int, str) if k.__name__ in str(field.type))
             text = special.get(field.name) or values[kind]
@@ -66,6 +71,12 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     assert "is not a size" in result.output
 
 
+def test_lists() -> None:
+    several = "https://a.example, http://localhost:3000,"
+    assert run("--allowed-origins", several)[1].allowed_origins == ("https://a.example", "http://localhost:3000")
+    assert run("--allowed-origins", "*")[1].allowed_origins == ("*",)
+
+
 def test_format_size() -> None:
     assert [format_size(n) for n in (0, 1023, 1024, 16 * 2**20, 2**30 * 3 // 2, 2**50)] == [
         "0 B", "1023 B", "1 KiB", "16 MiB", "1.5 GiB", "1024 TiB",
@@ -73,6 +84,19 @@ def test_format_size() -> None:
 
 
 def test_settings_that_cannot_be_meant_are_refused() -> None:
-    for wrong in ({"api_key": ""}, {"max_requests": 0}, {"request_timeout": -1.0}, {"log_level": "loud"}):
+    for wrong in (
+        {"api_key": ""},
+        {"max_requests": 0},
+        {"max_waiting": -1},
+        {"max_choices": 0},
+        {"max_body_bytes": 0},
+        {"request_timeout": -1.0},
+        {"request_timeout": float("nan")},
+        {"log_level": "loud"},
+        *[{"allowed_origins": (origin,)} for origin in ("example.com", "https://a.example/path", "null", "")],
+    ):
         with pytest.raises(StartupError, match=next(iter(wrong))):
             ServerConfig(**wrong)
+    with pytest.raises(StartupError, match="max_logprobs"):
+        EngineConfig(max_logprobs=-2)
+    assert EngineConfig(max_logprobs=-1).max_logprobs == -1

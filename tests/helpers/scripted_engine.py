@@ -1,4 +1,7 @@
-"""An engine that follows a script: the token ids to emit are given, the scores are made up but repeat."""
+"""An engine that follows a script: the token ids to emit are given, the scores are made up but repeat.
+
+Views and named sets are what the documents define, worked out one token at a time in float64.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,16 @@ import numpy as np
 
 from neper.engine.interface import Capabilities, EngineStats, TokenStream
 from neper.errors import EngineDeadError, OverloadedError
-from neper.types import FinishReason, Float32Array, PackedRows, Request, SamplingParams, TokenChunk
+from neper.types import (
+    FinishReason,
+    Float32Array,
+    LogprobsMode,
+    PackedRows,
+    Request,
+    SamplingParams,
+    TokenChunk,
+    listed_places,
+)
 
 ALL_SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
@@ -29,20 +41,70 @@ def top(row: Float32Array, k: int) -> list[int]:
     return [int(i) for i in order if row[i] > -np.inf]
 
 
-def rows(positions: Sequence[int], token_ids: Sequence[int], top_k: int | None, vocab_size: int) -> PackedRows:
-    if top_k is None:
-        return PackedRows.pack(token_ids)
-    values, ranks, listed, listed_values = [], [], [], []
-    for position, token_id in zip(positions, token_ids, strict=True):
-        row = scores(position, token_id, vocab_size)
-        ids = top(row, top_k)
-        values.append(row[token_id])
-        ranks.append(1 + int((row > row[token_id]).sum()))
-        listed.append(ids + [-1] * (top_k - len(ids)))
-        listed_values.append([*row[ids], *[-np.inf] * (top_k - len(ids))])
-    shape = (len(values), top_k)
+def normalised(row: Float32Array) -> Float32Array:
+    wide = row.astype(np.float64)
+    shifted = wide - wide.max()
+    return (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
+
+
+def view(mode: LogprobsMode, row: Float32Array, sampling: SamplingParams) -> Float32Array:
+    """[V] log-probabilities in a view, -inf outside the allowed set. Without penalties, bad words and grammars."""
+    if mode == "raw_logprobs" and not sampling.allowed_token_ids:
+        return row
+    row = row.copy()
+    if mode == "processed_logprobs":
+        for token_id, value in sampling.logit_bias.items():
+            row[token_id] += value
+    if sampling.allowed_token_ids:
+        allowed = list(set(sampling.allowed_token_ids))
+        row[np.setdiff1d(np.arange(len(row)), allowed)] = -np.inf
+    if mode != "raw_logprobs" and not sampling.greedy:
+        row = normalised(row / np.float32(sampling.temperature))
+        if mode == "processed_logprobs":
+            row[~kept(row, sampling)] = -np.inf
+    return normalised(row)
+
+
+def kept(row: Float32Array, sampling: SamplingParams) -> np.ndarray:
+    """[V] bool: what top-k, top-p and min-p leave of a distribution."""
+    probabilities = np.exp(row.astype(np.float64))
+    order = top(row, len(row))
+    mass, left = 0.0, np.zeros(len(row), bool)
+    for place, token_id in enumerate(order):
+        if (
+            (sampling.top_k > 0 and place >= sampling.top_k)
+            or mass >= sampling.top_p
+            or probabilities[token_id] < sampling.min_p * probabilities[order[0]]
+        ):
+            break
+        left[token_id] = True
+        mass += probabilities[token_id]
+    return left
+
+
+def listed(row: Float32Array, request: Request) -> list[int]:
+    """The ids that a generated token's list holds: all of a named set, -inf or not, else the top k."""
+    places = request.num_listed(len(row)) or 0
+    named = request.logprobs.token_ids or request.sampling.allowed_token_ids
+    if len(set(named)) == places:
+        return sorted(set(named), key=lambda token_id: (-row[token_id], token_id))
+    return top(row, places)
+
+
+def pack(
+    token_ids: Sequence[int], scored: Sequence[Float32Array], lists: Sequence[Sequence[int]], places: int
+) -> PackedRows:
+    """Rows of tokens from what each is scored with [V], and the ids to list of it."""
+    pairs = list(zip(token_ids, scored, strict=True))
+    ids = [[*found, *[-1] * (places - len(found))] for found in lists]
+    values = [[*row[list(found)], *[-np.inf] * (places - len(found))] for row, found in zip(scored, lists, strict=True)]
+    shape = (len(pairs), places)
     return PackedRows.pack(
-        token_ids, values, ranks, np.array(listed, np.int32).reshape(shape), np.array(listed_values).reshape(shape)
+        token_ids,
+        [row[token_id] for token_id, row in pairs],
+        [1 + int((row > row[token_id]).sum()) for token_id, row in pairs],
+        np.array(ids, np.int32).reshape(shape),
+        np.array(values).reshape(shape),
     )
 
 
@@ -102,18 +164,16 @@ class ScriptedEngine:
         name, prompt, logprobs = request.request_id, request.prompt_token_ids, request.logprobs
         found: list[TokenChunk] = []
         if logprobs.prompt_top_k is not None:
-            step = self.prompt_rows_per_chunk
+            step, places = self.prompt_rows_per_chunk, listed_places(logprobs.prompt_top_k, vocab_size)
             for start in range(logprobs.prompt_start, len(prompt), step):
-                positions = range(start, min(start + step, len(prompt)))
-                ids = [prompt[position] for position in positions]
-                found.append(
-                    TokenChunk(request_id=name, prompt=rows(positions, ids, logprobs.prompt_top_k, vocab_size))
-                )
+                ids = prompt[start : start + step]
+                scored = [scores(position, token_id, vocab_size) for position, token_id in enumerate(ids, start)]
+                packed = pack(ids, scored, [top(row, places) for row in scored], places)
+                found.append(TokenChunk(request_id=name, prompt=packed))
         ids, finish, stop_token_id = self._sampled(request)
         for start in range(0, len(ids), self.tokens_per_chunk):
             part = ids[start : start + self.tokens_per_chunk]
-            positions = range(len(prompt) + start, len(prompt) + start + len(part))
-            packed = self.garble(rows(positions, part, logprobs.top_k, vocab_size))
+            packed = self.garble(self._rows(request, part, len(prompt) + start))
             last = start + len(part) == len(ids)
             found.append(
                 TokenChunk(
@@ -127,6 +187,18 @@ class ScriptedEngine:
         if not ids:
             found.append(TokenChunk(request_id=name, finish_reason=finish))
         return found
+
+    def _rows(self, request: Request, token_ids: Sequence[int], start: int) -> PackedRows:
+        """Rows of generated tokens, the first of which is at position `start`."""
+        vocab_size = self.capabilities.vocab_size
+        places = request.num_listed(vocab_size)
+        if places is None:
+            return PackedRows.pack(token_ids)
+        scored = [
+            view(request.logprobs.mode, scores(position, token_id, vocab_size), request.sampling)
+            for position, token_id in enumerate(token_ids, start)
+        ]
+        return pack(token_ids, scored, [listed(row, request) for row in scored], places)
 
     def _sampled(self, request: Request) -> tuple[list[int], FinishReason, int | None]:
         sampling = request.sampling

@@ -322,6 +322,7 @@ def test_no_rows() -> None:
 
 
 @compiled
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_captured_replayed_and_without_allocations() -> None:
     from neper.ops.sampling_triton import DrawRows, choose, scratch_words
 

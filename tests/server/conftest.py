@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from neper.engine.interface import Capabilities
 from neper.server.app import create_app
 from neper.server.service import Service
 from neper.text.tokenizer import Tokenizer
+from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.helpers.scripted_engine import ALL_SAMPLING_FIELDS, ScriptedEngine
 
 MODEL = "scripted"
@@ -40,7 +41,16 @@ CORPUS = [
 ]
 
 
-def byte_level_tokenizer(normalizer: tokenizers.normalizers.Normalizer | None = None) -> Tokenizer:
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+
+
+def byte_level_tokenizer(
+    normalizer: tokenizers.normalizers.Normalizer | None = None,
+    *,
+    template: str = CHAT_TEMPLATE,
+    tags: Sequence[str] = (),
+) -> Tokenizer:
+    """Over the corpus above; `tags` are tokens of their own, but not special ones."""
     backend = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
         backend.normalizer = normalizer
@@ -53,7 +63,8 @@ def byte_level_tokenizer(normalizer: tokenizers.normalizers.Normalizer | None = 
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
-    return Tokenizer(backend, {"eos_token": "<|im_end|>"}, CHAT_TEMPLATE)
+    backend.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return Tokenizer(backend, {"eos_token": "<|im_end|>"}, template)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +79,7 @@ class Server:
         self.engine = engine
         self.app = create_app(engine, tokenizer, config, model_name=MODEL, **options)
         self.service: Service = self.app.state.service
-        self._socket = socket.socket()
+        self._socket = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only then
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._uvicorn = uvicorn.Server(
@@ -150,9 +161,9 @@ class Client:
         return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def new_engine() -> ScriptedEngine:
+def new_engine(max_model_len: int = 128) -> ScriptedEngine:
     capabilities = Capabilities(
-        vocab_size=VOCAB_SIZE, max_model_len=128, max_logprobs=20, sampling_fields=ALL_SAMPLING_FIELDS
+        vocab_size=VOCAB_SIZE, max_model_len=max_model_len, max_logprobs=20, sampling_fields=ALL_SAMPLING_FIELDS
     )
     return ScriptedEngine(lambda request: [], capabilities=capabilities, end_token_id=END)
 
@@ -181,7 +192,27 @@ def shared_client(tokenizer: Tokenizer) -> Iterator[Client]:
 @pytest.fixture
 def client(shared_client: Client) -> Iterator[Client]:
     """The shared server with a fresh script. Afterwards nothing may be left in flight."""
-    shared_client.engine.__dict__.update(new_engine().__dict__)
-    yield shared_client
-    until(lambda: shared_client.server.service.num_choices == 0)
-    assert all(stream.closed for stream in shared_client.engine.streams)
+    with fresh(shared_client) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def fresh(client: Client, max_model_len: int = 128) -> Iterator[Client]:
+    client.engine.__dict__.clear()  # replaced methods too
+    client.engine.__dict__.update(new_engine(max_model_len).__dict__)
+    yield client
+    until(lambda: client.server.service.num_choices == 0)
+    assert all(stream.closed for stream in client.engine.streams)
+
+
+@pytest.fixture(scope="session")
+def shared_qwen() -> Iterator[Client]:
+    with running(byte_level_tokenizer(template=QWEN_TEMPLATE, tags=TAGS), ServerConfig()) as client:
+        yield client
+
+
+@pytest.fixture
+def qwen(shared_qwen: Client) -> Iterator[Client]:
+    """A server of a model that reasons and calls tools, as `client` is one of a model that does neither."""
+    with fresh(shared_qwen, 2048) as client:
+        yield client

@@ -10,51 +10,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.helpers.chat_replies import fold, joined, whole
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client
 
 PATH = "/v1/chat/completions"
 REPLIES = ["Hello, world!", "日本語 naïve 😀👩‍👩‍👧 ok", "", "the answer <|im_start|> is"]
-
-
-def joined(entries: list[dict[str, Any]]) -> tuple[str, bytes]:
-    return "".join(e["token"] for e in entries), b"".join(bytes(e["bytes"]) for e in entries)
-
-
-def fold(events: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
-    """One choice of a stream, as a full reply has it."""
-    text, entries, finish, stop = "", [], None, None
-    ids: list[int] = []
-    numbers: list[float] = []
-    for event in events:
-        for choice in event["choices"]:
-            if choice["index"] == index:
-                text += choice["delta"].get("content", "")
-                entries += (choice["logprobs"] or {"content": []})["content"]
-                ids += choice.get("token_ids", [])
-                numbers += choice.get("token_logprobs", [])
-                finish = choice["finish_reason"] or finish
-                stop = choice.get("stop_reason") or stop
-    return {
-        "text": text,
-        "entries": entries,
-        "finish": finish,
-        "stop": stop,
-        "ids": ids,
-        "numbers": numbers,
-    }
-
-
-def whole(reply: dict[str, Any], index: int = 0) -> dict[str, Any]:
-    choice = reply["choices"][index]
-    return {
-        "text": choice["message"]["content"],
-        "entries": (choice["logprobs"] or {"content": []})["content"],
-        "finish": choice["finish_reason"],
-        "stop": choice["stop_reason"],
-        "ids": choice.get("token_ids", []),
-        "numbers": choice.get("token_logprobs", []),
-    }
 
 
 @pytest.mark.parametrize("text", REPLIES)
@@ -93,7 +54,8 @@ def test_a_stream_folds_to_the_full_reply(client: Client, text: str, tokens_per_
     assert fold(events) == whole(full)
     assert events[-1]["usage"] == full["usage"]
     assert events[0]["prompt_token_ids"] == full["prompt_token_ids"]
-    assert joined(whole(full)["entries"]) == (whole(full)["text"], whole(full)["text"].encode())
+    content = whole(full)["content"]
+    assert joined(whole(full)["entries"]["content"]) == (content, content.encode())
     assert full["usage"]["completion_tokens"] == len(whole(full)["ids"]) == len(whole(full)["numbers"])
 
 

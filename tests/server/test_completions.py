@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import tokenizers
 from openai.types import Completion
@@ -16,6 +18,7 @@ from neper.config import ServerConfig
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running
+from tests.server.test_errors import check
 
 PATH = "/v1/completions"
 ARRAYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -230,6 +233,104 @@ def test_prompt_logprobs(client: Client) -> None:
     assert [len(entry) for entry in alone["prompt_logprobs"][1:]] == [1] * (len(ids) - 1)
 
 
+@pytest.mark.parametrize("options", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 1, "logprobs": 1}])
+def test_the_choices_of_a_prompt_share_its_scores(client: Client, options: dict[str, Any]) -> None:
+    client.say(" ok")
+    prompts = ["the quick brown fox", "日本 naïve"]
+    alone = [client.complete(prompt, **options)["choices"][0] for prompt in prompts]
+    client.engine.submitted.clear()
+    reply = client.complete(prompts, n=3, seed=5, **options)
+    asked = [request.logprobs.prompt_top_k is not None for request in client.engine.submitted]
+    assert asked == [True, False, False] * 2
+    for choice in reply["choices"]:
+        assert choice == alone[choice["index"] // 3] | {"index": choice["index"]}
+    if "echo" in options:
+        # A stream shows each choice as it comes, so that each has the prompt scored.
+        events = client.events(PATH, prompt=prompts, n=3, seed=5, **options)
+        for index in range(6):
+            assert fold(events, index) == whole(reply, index)
+
+
+def test_all_ids_are_listed_where_there_is_no_cap(client: Client) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        message = check(client.post(PATH, prompt="x", **{name: -1}), 400, name)
+        assert {"-1", "20"} <= set(re.findall(r"-?\d+", message))
+    client.engine.capabilities = msgspec.structs.replace(client.engine.capabilities, max_logprobs=-1)
+    [token_id] = client.say([70])
+    ids = client.tokenizer.encode("ab cd")
+    body: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "echo": True, "return_tokens_as_token_ids": True}
+    body |= {"logprobs": -1, "prompt_logprobs": -1}
+    choice = client.complete(**body)["choices"][0]
+    tops = choice["logprobs"]["top_logprobs"]
+    for position, actual in enumerate([*ids[1:], token_id], 1):
+        row = scores(position, actual, VOCAB_SIZE)
+        expected = {f"token_id:{i}": pytest.approx(float(value)) for i, value in enumerate(row)}
+        assert tops[position] == expected
+        assert list(tops[position]) == [f"token_id:{i}" for i in top(row, VOCAB_SIZE)]
+    for position, entry in enumerate(choice["prompt_logprobs"][1:], 1):
+        row = scores(position, ids[position], VOCAB_SIZE)
+        assert sorted(map(int, entry)) == list(range(VOCAB_SIZE))
+        assert all(shown["rank"] == 1 + (row > row[int(i)]).sum() for i, shown in entry.items())
+    # Of two numbers, each gets its own.
+    for first, second in ((-1, 2), (2, -1)):
+        choice = client.complete(**{**body, "logprobs": first, "prompt_logprobs": second})["choices"][0]
+        sizes = [VOCAB_SIZE if k < 0 else k + 1 for k in (first, second)]
+        assert sizes[0] - 1 <= len(choice["logprobs"]["top_logprobs"][1]) <= sizes[0]
+        assert sizes[1] - 1 <= len(choice["prompt_logprobs"][1]) <= sizes[1]
+    assert len(client.complete("x", logprobs=VOCAB_SIZE, max_tokens=1)["choices"]) == 1
+    client.engine.submitted.clear()
+    for name in ("logprobs", "prompt_logprobs"):
+        for value in (VOCAB_SIZE + 1, 10**30):
+            message = check(client.post(PATH, prompt="x", **{name: value}), 400, name)
+            assert {str(value), str(VOCAB_SIZE)} <= set(re.findall(r"\d+", message))
+        check(client.post(PATH, prompt="x", **{name: -2}), 400, name)
+    assert client.engine.submitted == []
+
+
+def test_a_gap_between_two_texts_is_not_filled(client: Client) -> None:
+    message = check(client.post(PATH, prompt="x", suffix="y"), 400, "suffix", "unsupported")
+    assert "suffix is not supported" in message
+    check(client.post(PATH, prompt="x", suffix=""), 400, "suffix", "unsupported")
+    assert client.complete("x", suffix=None)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_best_of_must_be_n(client: Client) -> None:
+    check(client.post(PATH, prompt="x", best_of=2), 400, "best_of", "unsupported")
+    check(client.post(PATH, prompt="x", best_of=1, n=2), 400, "best_of", "unsupported")
+    assert len(client.complete("x", best_of=2, n=2)["choices"]) == 2
+    assert len(client.complete("x", best_of=1)["choices"]) == 1
+
+
+FORMS: list[tuple[str, Any]] = [
+    ("response_format", {"type": "json_object"}),
+    ("structured_outputs", {"choice": ["yes", "no"]}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FORMS, ids=str)
+def test_a_form_reaches_the_engine_as_a_grammar(client: Client, name: str, value: Any) -> None:
+    client.complete("x", **{name: value}, n=2)
+    grammars = [request.sampling.grammar for request in client.engine.submitted]
+    client.server.service.grammars.check(grammars[0], name)
+    assert grammars[0] == grammars[1]
+    client.engine.submitted.clear()
+    check(client.post(PATH, prompt="x", **{name: value}, ignore_eos=True), 400, "ignore_eos")
+    fields = client.engine.capabilities.sampling_fields - {"grammar"}
+    client.engine.capabilities = msgspec.structs.replace(client.engine.capabilities, sampling_fields=fields)
+    check(client.post(PATH, prompt="x", **{name: value}), 400, name, "unsupported")
+    assert client.engine.submitted == []
+    client.complete("x", response_format={"type": "text"}, ignore_eos=True, max_tokens=2)
+    assert client.engine.submitted[-1].sampling.grammar is None
+
+
+def test_a_form_that_cannot_be_compiled_names_its_field(client: Client) -> None:
+    check(client.post(PATH, prompt="x", structured_outputs={"regex": "("}), 400, "structured_outputs")
+    schema = {"type": "string", "pattern": "("}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    check(client.post(PATH, prompt="x", response_format=form), 400, "response_format")
+    assert client.engine.submitted == []
+
+
 def test_a_prompt_of_one_token(client: Client) -> None:
     client.say("x")
     choice = client.complete("a", echo=True, logprobs=1, prompt_logprobs=1)["choices"][0]
@@ -321,6 +422,9 @@ def test_a_tokenizer_that_adds_bos_and_a_space() -> None:
         assert choice["logprobs"]["text_offset"] == [0, 0, 1, 3, 5, 6]
         assert choice["logprobs"]["token_logprobs"][0] is None
         assert None not in choice["logprobs"]["token_logprobs"][1:]
+        # Ids get no BOS.
+        assert client.complete([a_word, b], echo=True)["choices"][0]["text"] == "a b ba"
+        assert client.engine.submitted[-1].prompt_token_ids == [a_word, b]
         # A chat reply is a text of its own, so entry and alternatives lose the space as the text does.
         entries = client.chat(logprobs=True, top_logprobs=20)["choices"][0]
         assert entries["message"]["content"] == "ba"

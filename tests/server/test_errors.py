@@ -12,7 +12,7 @@ import pytest
 
 from neper.config import ServerConfig
 from neper.text.tokenizer import Tokenizer
-from tests.server.conftest import MODEL, VOCAB_SIZE, Client, running
+from tests.server.conftest import CHAT_TEMPLATE, MODEL, VOCAB_SIZE, Client, running
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -62,6 +62,12 @@ WRONG_ANYWHERE: list[tuple[str, Any]] = [
     *[("prompt_logprobs", value) for value in (-1, 21, True, 1.0, "5")],
     *[("logprobs", value) for value in (-1, 21, 1.0, "5", [])],
     ("logprobs_mode", "other"),
+    *[
+        (name, value)
+        for name in ("allowed_token_ids", "logprob_token_ids")
+        for value in ([], 5, "5", [-1], [VOCAB_SIZE], [10**30], ["5"], [1.0], [True], [None], [[5]])
+    ],
+    *[("bad_words", value) for value in ("x", [""], [5], [["x"]], {})],
     ("return_token_ids", 1),
     ("ignore_eos", "yes"),
     ("metadata", "x"),
@@ -82,34 +88,20 @@ def test_wrong_values_name_their_field(client: Client, path: str, param: str, va
 
 
 LATER_ANYWHERE: list[tuple[str, Any]] = [
-    ("structured_outputs", {"json": {}}),
-    ("allowed_token_ids", [1]),
-    ("allowed_token_ids", []),
-    ("logprob_token_ids", [1]),
-    ("bad_words", ["x"]),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
-    ("logprobs_mode", "processed_logprobs"),
-    ("logprobs_mode", "tempered_logprobs"),
+    ("structured_outputs", {"structural_tag": {}}),
     ("store", True),
     ("stream_options", {"include_obfuscation": True}),
 ]
 LATER_IN_CHAT: list[tuple[str, Any]] = [
-    ("tools", []),
-    ("tool_choice", "auto"),
-    ("parallel_tool_calls", True),
     ("functions", []),
     ("function_call", "auto"),
-    ("reasoning_effort", "low"),
     ("verbosity", "low"),
-    ("modalities", ["text"]),
+    ("modalities", ["text", "audio"]),
     ("audio", {}),
     ("prediction", {}),
     ("web_search_options", {}),
     ("echo", True),
-    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "y"}]),
-    ("messages", [{"role": "tool", "content": "x"}]),
-    ("messages", [{"role": "assistant", "content": "x", "tool_calls": []}]),
+    ("messages", [{"role": "function", "name": "f", "content": "x"}]),
 ]
 
 
@@ -252,6 +244,16 @@ def test_bodies_that_are_no_json_or_too_large(client: Client) -> None:
 
 def test_routes_methods_and_models(client: Client) -> None:
     check(client.http.get("/v1/nothing"), 404, None, "not_found")
+    for path in (f"{COMPLETIONS}/", f"{CHAT}/", "/health/", "//health"):
+        check(client.http.get(path), 404, None, "not_found")
+        check(client.http.post(path, json={"prompt": "x"}), 404, None, "not_found")
+    for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "QUERY"):
+        refused = client.http.request(method, COMPLETIONS)
+        check(refused, 405, None, "method_not_allowed")
+        assert refused.headers["allow"] == "POST"
+    for path, status in (("/health", 200), ("/v1/models", 200), (COMPLETIONS, 405), ("/nothing", 404)):
+        head = client.http.head(path)
+        assert (head.status_code, head.content) == (status, b"")
     check(client.http.post("/"), 404, None, "not_found")
     check(client.http.get(COMPLETIONS), 405, None, "method_not_allowed")
     check(client.http.delete("/v1/models"), 405, None, "method_not_allowed")
@@ -281,18 +283,77 @@ def test_request_ids(client: Client) -> None:
     assert re.fullmatch("[0-9a-f]{32}", own)
 
 
+KEY = "sesam öffne dich"
+
+
 def test_the_api_key(tokenizer: Tokenizer) -> None:
-    with running(tokenizer, ServerConfig(api_key="sesam öffne")) as client:
-        key = "sesam öffne".encode()
-        for value in (None, b"", b"Bearer", b"Bearer sesam", b"Basic " + key, key, b"Bearer " + key + b"x"):
+    with running(tokenizer, ServerConfig(api_key=KEY)) as client:
+        key = KEY.encode()
+        wrong = [b"", b"Bearer", b"Bearer sesam", b"Basic " + key, key, b"Bearer " + key + b"x"]
+        wrong += [b"Bearer " + key[:-1], b"Bearer " + b"x" * 50_000, b"Bearer " + key.upper(), b"Bearer \xff\xfe"]
+        wrong += [b"Bearer " + KEY.encode("latin-1"), b"Bearer Bearer " + key]
+        for value in (None, *wrong):
             headers = {} if value is None else {"authorization": value}
-            check(client.http.get("/v1/models", headers=headers), 401, None, "invalid_api_key")
-            response = client.http.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
-            check(response, 401, None, "invalid_api_key")
-        assert client.http.get("/v1/models", headers={"authorization": b"Bearer " + key}).status_code == 200
-        assert client.http.get("/health").status_code == 200
+            for path in ("/v1/models", "/tokenizer_info", "/v1/models/", "/nothing"):
+                refused = client.http.get(path, headers=headers)
+                check(refused, 401, None, "invalid_api_key")
+                assert refused.headers["www-authenticate"] == "Bearer"
+            for path, fields in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]}), (COMPLETIONS, {})):
+                check(client.http.post(path, json=fields, headers=headers), 401, None, "invalid_api_key")
+        check(client.http.options(COMPLETIONS), 401, None, "invalid_api_key")
+        for value in (b"Bearer " + key, b"bearer  " + key, b"BEARER " + key):
+            assert client.http.get("/v1/models", headers={"authorization": value}).status_code == 200
+        for path in ("/health", "/metrics", "/openapi.json"):
+            assert client.http.get(path).status_code == 200
         assert client.engine.submitted == []
     with running(tokenizer, ServerConfig(api_key="sesam")) as client:
         assert client.sdk.completions.create(model=MODEL, prompt="x").choices[0].finish_reason == "stop"
         with pytest.raises(openai.AuthenticationError):
             client.sdk.with_options(api_key="other").models.list()
+
+
+def test_pages_of_other_origins_are_let_in_only_where_allowed(tokenizer: Tokenizer) -> None:
+    ours, others = "https://example.com", "https://example.org"
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    with running(tokenizer, ServerConfig()) as client:
+        check(client.http.options(COMPLETIONS, headers={"origin": ours, **asks}), 405, None, "method_not_allowed")
+        reply = client.http.get("/health", headers={"origin": ours})
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+    with running(tokenizer, ServerConfig(allowed_origins=(ours,), api_key="sesam")) as client:
+        preflight = client.http.options(COMPLETIONS, headers={"origin": ours, **asks})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == ours
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        assert client.http.options(COMPLETIONS, headers={"origin": others, **asks}).status_code == 400
+        refused = client.http.post(COMPLETIONS, json={"prompt": "x"}, headers={"origin": ours})
+        check(refused, 401, None, "invalid_api_key")
+        assert refused.headers["access-control-allow-origin"] == ours  # so that the page may read why
+        key = {"authorization": "Bearer sesam"}
+        reply = client.http.post(COMPLETIONS, json={"prompt": "x", "stream": True}, headers={"origin": ours, **key})
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, ours)
+        assert "x-request-id" in reply.headers["access-control-expose-headers"]
+        reply = client.http.get("/v1/models", headers={"origin": others, **key})
+        assert "access-control-allow-origin" not in reply.headers
+
+
+def test_tokenizer_info(client: Client) -> None:
+    assert client.http.get("/tokenizer_info").json() == {
+        "kind": "BPE",
+        "vocab_size": 330,
+        "logits_size": VOCAB_SIZE,
+        "max_model_len": 128,
+        "bos_token": None,
+        "bos_token_id": None,
+        "eos_token": "<|im_end|>",
+        "eos_token_id": 2,
+        "eos_token_ids": [2],
+        "pad_token": None,
+        "pad_token_id": None,
+        "special_tokens": [
+            {"id": 0, "token": "<|endoftext|>"},
+            {"id": 1, "token": "<|im_start|>"},
+            {"id": 2, "token": "<|im_end|>"},
+        ],
+        "adds_bos": False,
+        "chat_template": CHAT_TEMPLATE,
+    }

@@ -37,6 +37,19 @@ def test_minus_infinity_has_a_floor() -> None:
     assert listed_ids(score.words, 3) == [1, 2]
     assert listed_ids(score.words, 1) == [1]
     assert listed_ids(score.words, 0) == []
+    # An id that was named keeps its place at -inf; a place that holds none does not.
+    (named,) = read_scores(packed([-1.0], [[-1.0, -np.inf, -np.inf]], [[7, 3, 5]]))
+    assert listed_ids(named.words, 3) == [7, 3, 5]
+    assert named.numbers == [b"-1.0", b"-1.0", b"-9999.0", b"-9999.0"]
+
+
+def test_a_whole_vocabulary() -> None:
+    size = 5000
+    rows = packed([-1.0] * 2, [[-float(i) for i in range(size)]] * 2, [list(range(size))] * 2)
+    for k in (size, 1, 0):
+        for score in read_scores(rows, k):
+            assert list(map(float, score.numbers)) == [-1.0, *(-float(i) for i in range(k))]
+            assert listed_ids(score.words, k) == list(range(k))
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])

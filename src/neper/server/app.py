@@ -9,25 +9,31 @@ import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
-from neper.errors import InvalidRequestError
-from neper.server.asgi import read_json, send_json
+from neper.server.asgi import header, read_json, send_body, send_json
 from neper.server.chat import ChatReply
 from neper.server.chat_protocol import ChatBody
 from neper.server.chat_requests import chat_generation
 from neper.server.completions import CompletionReply
+from neper.server.exchange import Exchange
 from neper.server.gate import Gate, routing_error
 from neper.server.generation import Generation
-from neper.server.protocol import CompletionBody, DetokenizeBody, TokenizeBody
+from neper.server.openapi import ApiDocument
+from neper.server.protocol import CompletionBody
 from neper.server.reply import Body, Reply, new_id
 from neper.server.requests import completion_generation
+from neper.server.responses import ResponsesReply
+from neper.server.responses_protocol import ResponsesBody
+from neper.server.responses_requests import response_generation
 from neper.server.service import Service
 from neper.server.sse import deliver
 from neper.server.strict import decode_body
+from neper.server.tokenization import detokenize, tokenize, tokenizer_info
 from neper.text.tokenizer import Tokenizer
 from neper.types import JsonObject
 
@@ -60,7 +66,12 @@ def create_app(
         service.close_all()
 
     def route(path: str, method: str, handler: Handler) -> Route:
-        return Route(path, _Endpoint(service, handler), methods=[method])
+        return Route(path, _Endpoint(service, path, handler), methods=[method])
+
+    document = ApiDocument(needs_key=config.api_key is not None)
+
+    async def openapi(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, document.json)
 
     app = Starlette(
         routes=[
@@ -68,24 +79,46 @@ def create_app(
             route(
                 "/v1/completions", "POST", _generates(CompletionBody, "cmpl", completion_generation, CompletionReply)
             ),
+            route("/v1/responses", "POST", _generates(ResponsesBody, "resp", response_generation, ResponsesReply)),
             route("/v1/models", "GET", _models),
             route("/v1/models/{name:path}", "GET", _model),
-            route("/tokenize", "POST", _tokenize),
-            route("/detokenize", "POST", _detokenize),
+            route("/tokenize", "POST", tokenize),
+            route("/detokenize", "POST", detokenize),
+            route("/tokenizer_info", "GET", tokenizer_info),
             route("/health", "GET", _health),
+            route("/metrics", "GET", _metrics),
+            route("/openapi.json", "GET", openapi),
         ],
-        middleware=[Middleware(Gate, api_key=config.api_key)],
+        middleware=[*_cross_origin(config), Middleware(Gate, service=service)],
         exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
     )
+    # A path with a slash too many is no path of ours; a redirect would lose the body of some clients' requests.
+    app.router.redirect_slashes = False
     app.state.service = service
     return app
 
 
-class _Endpoint:
-    """A handler as an ASGI application."""
+def _cross_origin(config: ServerConfig) -> list[Middleware]:
+    """CORS, where origins are allowed. It answers preflights before the gate, since browsers send them without keys."""
+    if not config.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    ]
 
-    def __init__(self, service: Service, handler: Handler) -> None:
+
+class _Endpoint:
+    """A handler as an ASGI application. `path` is its route's: metrics and log name it."""
+
+    def __init__(self, service: Service, path: str, handler: Handler) -> None:
+        self.path = path
         self._service = service
         self._handler = handler
 
@@ -102,13 +135,13 @@ def _generates(
     """The handler of an endpoint that generates: its body, its replies' id prefix, its requests, its JSON."""
 
     async def handle(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        service.check_room()
         body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), kind)
         service.check_model(body.model)
         body.check()
-        service.check_available()
         reply_id = new_id(prefix)
         generation = await start(service, body, reply_id)
-        await deliver(shape(service, body, generation, reply_id), receive, send)
+        await deliver(shape(service, body, generation, reply_id), Exchange.of(scope), receive, send)
 
     return handle
 
@@ -132,26 +165,12 @@ def _model_object(service: Service) -> JsonObject:
     }
 
 
-async def _tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), TokenizeBody)
-    service.check_model(body.model)
-    tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    await send_json(send, orjson.dumps({"tokens": tokens, "count": len(tokens)}))
-
-
-async def _detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), DetokenizeBody)
-    service.check_model(body.model)
-    vocab_size = service.engine.capabilities.vocab_size
-    if body.tokens and max(body.tokens) >= vocab_size:
-        raise InvalidRequestError(f"tokens: ids must be in 0..{vocab_size - 1}", param="tokens")
-
-    def decode() -> bytes:
-        return orjson.dumps({"prompt": service.tokenizer.decode_bytes(body.tokens).decode("utf-8", "replace")})
-
-    await send_json(send, await service.run(len(body.tokens), decode))
-
-
 async def _health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     service.check_available()
     await send_json(send, b'{"status":"ok"}')
+
+
+async def _metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    accept = (header(scope, b"accept") or b"").decode("latin-1")
+    body, content_type = service.metrics.write(accept)
+    await send_body(send, body, content_type.encode())

@@ -48,7 +48,13 @@ async def read_json(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Sequence[Header] = ()) -> None:
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send_body(send, body, b"application/json", status=status, headers=headers)
+
+
+async def send_body(
+    send: Send, body: bytes, content_type: bytes, *, status: int = 200, headers: Sequence[Header] = ()
+) -> None:
+    own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})
 

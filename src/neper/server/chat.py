@@ -1,22 +1,46 @@
-"""The chat endpoint's JSON: messages, their deltas, and logprobs per token of content."""
+"""The chat endpoint's JSON: messages, their deltas, and logprobs per token of each of their fields."""
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 
 import orjson
 
 from neper.server.chat_protocol import ChatBody
-from neper.server.generation import Choice, Delta, Generation, join_rows
-from neper.server.reply import Reply, prompt_scores, read_prompt
+from neper.server.generation import Choice, Delta, Generation, Part, join_rows
+from neper.server.message_entries import MessageEntries
+from neper.server.reply import Reply
 from neper.server.service import Service
+from neper.text.token_text import Field
 from neper.types import JsonObject, PackedRows
+
+# Which list of a choice's logprobs has the entries of a field. Those of a call's name and arguments follow each other.
+_LISTS: dict[Field, str] = {
+    "content": "content",
+    "reasoning": "reasoning_content",
+    "name": "tool_calls",
+    "arguments": "tool_calls",
+}
+
+
+@dataclass
+class _Call:
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    def json(self) -> JsonObject:
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass
 class _Folded:
-    text: list[str] = field(default_factory=list)
-    entries: list[bytes] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+    entries: dict[str, list[bytes]] = field(default_factory=lambda: {"content": []})
     sampled: list[PackedRows | None] = field(default_factory=list)
     last: Delta | None = None
 
@@ -27,15 +51,15 @@ class ChatReply(Reply[ChatBody]):
 
     def __init__(self, service: Service, body: ChatBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
-        self._k = body.num_top_logprobs()
+        self._entries = MessageEntries(service.entries, ids_as_text=self.ids_as_text)
+        self._wants_entries = body.num_top_logprobs() is not None
         self._folded = [_Folded() for _ in generation.choices]
         self._prompt_logprobs: bytes | None = None
 
     def write_prompt(self, choice: Choice) -> None:
-        k = self.request.prompt_logprobs
-        if k is not None and self._prompt_logprobs is None:
-            tokens, begin = read_prompt(choice.prompt, self.service.tokenizer)
-            self._prompt_logprobs = self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
+        entries = self.prompt_logprobs(choice)
+        if entries is not None:
+            self._prompt_logprobs = entries
 
     def begin(self) -> bytes:
         extra = b""
@@ -50,22 +74,27 @@ class ChatReply(Reply[ChatBody]):
         )
 
     def event(self, delta: Delta) -> bytes:
-        entries = self._entries(delta)
         sampled = self.sampled_fields(delta.sampled) if self.request.return_token_ids else {}
+        shown = []
+        if delta.parts is None:
+            entries = self._entries.of_delta(delta)
+            if delta.text or entries:
+                shown.append((b'{"content":%b}' % orjson.dumps(delta.text), _logprobs("content", entries)))
+        else:
+            for part in delta.parts:
+                entries = self._entries.of_part(delta, part)
+                if part.text or entries:
+                    shown.append((_part_delta(part), _logprobs(_LISTS[part.field], entries)))
+        if not shown and sampled and delta.finish_reason is None:
+            shown.append((b'{"content":""}', b"null"))
         events = []
-        if delta.text or entries or (sampled and delta.finish_reason is None):
-            events.append(
-                b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}]%b'
-                % (
-                    self.head,
-                    delta.index,
-                    orjson.dumps(delta.text),
-                    b'{"content":[%b],"refusal":null}' % entries if entries else b"null",
-                    b"," + orjson.dumps(sampled)[1:-1] if sampled else b"",
-                    self.tail,
-                )
-            )
+        for fields, logprobs in shown:
+            extra = b"," + orjson.dumps(sampled)[1:-1] if sampled else b""
             sampled = {}
+            events.append(
+                b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}]%b'
+                % (self.head, delta.index, fields, logprobs, extra, self.tail)
+            )
         if delta.finish_reason is not None:
             choice = {
                 "index": delta.index,
@@ -83,11 +112,24 @@ class ChatReply(Reply[ChatBody]):
 
     def add(self, delta: Delta) -> None:
         folded = self._folded[delta.index]
-        folded.text.append(delta.text)
-        if entries := self._entries(delta):
-            folded.entries.append(entries)
         folded.sampled.append(delta.sampled)
         folded.last = delta
+        if delta.parts is None:
+            folded.content.append(delta.text)
+            if entries := self._entries.of_delta(delta):
+                folded.entries["content"].append(entries)
+            return
+        for part in delta.parts:
+            if part.field == "content":
+                folded.content.append(part.text)
+            elif part.field == "reasoning":
+                folded.reasoning.append(part.text)
+            elif part.field == "name":
+                folded.calls.append(_Call(_call_id(), part.text))
+            else:
+                folded.calls[part.call].arguments.append(part.text)
+            if entries := self._entries.of_part(delta, part):
+                folded.entries.setdefault(_LISTS[part.field], []).append(entries)
 
     def body(self) -> bytes:
         extra: JsonObject = {}
@@ -99,22 +141,48 @@ class ChatReply(Reply[ChatBody]):
 
     def _choice(self, index: int, folded: _Folded) -> JsonObject:
         last = folded.last
+        content = "".join(folded.content)
+        message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+        parser = self.generation.choices[index].parser
+        if parser is not None and parser.reasons:
+            message["reasoning_content"] = "".join(folded.reasoning) or None
+            folded.entries.setdefault("reasoning_content", [])
+        if folded.calls:
+            message["content"] = content or None
+            message["tool_calls"] = [call.json() for call in folded.calls]
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(folded.text), "refusal": None},
-            "logprobs": None if self._k is None else self._logprobs(b",".join(folded.entries)),
+            "message": message,
+            "logprobs": _all_logprobs(folded) if self._wants_entries else None,
             "finish_reason": last and last.finish_reason,
             "stop_reason": last and last.stop_reason,
             **self.sampled_fields(join_rows(folded.sampled)),
         }
 
-    def _entries(self, delta: Delta) -> bytes:
-        if self._k is None or delta.scores is None:
-            return b""
-        return self.service.entries.chat(
-            delta.tokens, delta.scores.read(), self._k, begin=delta.begin, ids_as_text=self.ids_as_text
-        )
 
-    @staticmethod
-    def _logprobs(entries: bytes) -> orjson.Fragment:
-        return orjson.Fragment(b'{"content":[%b],"refusal":null}' % entries)
+def _all_logprobs(folded: _Folded) -> JsonObject:
+    lists = {name: orjson.Fragment(b"[%b]" % b",".join(entries)) for name, entries in folded.entries.items()}
+    return {"content": lists.pop("content"), "refusal": None, **lists}
+
+
+def _logprobs(name: str, entries: bytes) -> bytes:
+    """A chunk's logprobs, with entries in one of the lists alone."""
+    if not entries:
+        return b"null"
+    if name == "content":
+        return b'{"content":[%b],"refusal":null}' % entries
+    return b'{"content":[],"refusal":null,"%b":[%b]}' % (name.encode(), entries)
+
+
+def _part_delta(part: Part) -> bytes:
+    if part.field == "content":
+        return b'{"content":%b}' % orjson.dumps(part.text)
+    if part.field == "reasoning":
+        return b'{"reasoning_content":%b}' % orjson.dumps(part.text)
+    if part.field == "name":
+        return orjson.dumps({"tool_calls": [{"index": part.call, **_Call(_call_id(), part.text).json()}]})
+    return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (part.call, orjson.dumps(part.text))
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

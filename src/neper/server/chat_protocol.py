@@ -1,4 +1,4 @@
-"""The body of a chat request, and the messages in it."""
+"""The body of a chat request: the messages, tools and choices in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from neper.server.protocol import GenerationBody, Positive
 from neper.server.strict import Strict
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+# `$` alone would let a newline follow.
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ContentPart(Strict):
@@ -24,27 +27,79 @@ class ContentPart(Strict):
     later: ClassVar[tuple[str, ...]] = ("image_url", "input_audio", "file", "refusal")
 
 
+class FunctionCall(Strict):
+    """A call that was made: `arguments` is the JSON text that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
     function_call: Any = None
-    reasoning_content: Any = None
 
-    later: ClassVar[tuple[str, ...]] = (
-        "refusal",
-        "audio",
-        "annotations",
-        "tool_calls",
-        "tool_call_id",
-        "function_call",
-        "reasoning_content",
-    )
+    later: ClassVar[tuple[str, ...]] = ("refusal", "audio", "annotations", "function_call")
+
+    def check(self, where: str) -> None:
+        self.refuse_later_fields("messages")
+        for part in self.content if isinstance(self.content, list) else ():
+            part.refuse_later_fields("messages")
+            if part.type != "text":
+                raise UnsupportedError(
+                    f"{where}.content: parts of type {part.type!r} are not supported, only 'text'", param="messages"
+                )
+        if self.role == "function":
+            raise UnsupportedError(f"{where}: role 'function' is not supported, only 'tool'", param="messages")
+        if self.role != "assistant":
+            for name in ("tool_calls", "reasoning_content"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequestError(f"{where}: only the assistant has {name}", param="messages")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise InvalidRequestError(
+                f"{where}: messages of role 'tool', and no others, have a tool_call_id", param="messages"
+            )
+        if self.tool_calls == []:
+            raise InvalidRequestError(f"{where}: tool_calls is empty; leave it out", param="messages")
+
+
+class Function(Strict):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments, absent = any object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: str
+    function: Function | None = None
+    custom: Any = None
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(GenerationBody):
@@ -57,29 +112,24 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    modalities: list[str] | None = None
     # Known, for later.
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
-    modalities: Any = None
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
 
     later: ClassVar[tuple[str, ...]] = (
         *GenerationBody.later,
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
         "functions",
         "function_call",
-        "reasoning_effort",
         "verbosity",
-        "modalities",
         "audio",
         "prediction",
         "web_search_options",
@@ -89,12 +139,12 @@ class ChatBody(GenerationBody):
         super().check()
         if not self.messages:
             raise InvalidRequestError("messages must be a list of at least one message", param="messages")
-        for message in self.messages:
-            message.refuse_later_fields("messages")
-            if message.role in ("tool", "function"):
-                raise UnsupportedError(f"messages of role {message.role!r} are not supported", param="messages")
+        for place, message in enumerate(self.messages):
+            message.check(f"messages[{place}]")
         if self.echo:
             raise UnsupportedError("echo is not supported in chat", param="echo")
+        if self.modalities not in (None, ["text"]):
+            raise UnsupportedError('modalities: only ["text"] is supported', param="modalities")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise InvalidRequestError("max_tokens and max_completion_tokens differ; give one", param="max_tokens")
         if self.add_generation_prompt and self.continue_final_message:
@@ -102,6 +152,8 @@ class ChatBody(GenerationBody):
                 "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
             )
         self.num_top_logprobs()
+        self._check_tools()
+        self._check_template_kwargs()
 
     def num_top_logprobs(self) -> int | None:
         """Alternatives per token, or None when no logprobs are wanted. The integer form N means true + N."""
@@ -118,3 +170,65 @@ class ChatBody(GenerationBody):
                 f"logprobs {self.logprobs} and top_logprobs {self.top_logprobs} differ; give one", param="top_logprobs"
             )
         return self.logprobs
+
+    def functions_shown(self) -> list[Function]:
+        """The functions that the model is told of: none with tool_choice "none"."""
+        if self.tools is None or self.tool_choice == "none":
+            return []
+        return [tool.function for tool in self.tools if tool.function is not None]
+
+    def functions_required(self) -> list[Function]:
+        """Those of which one must be called; none where the model may answer without a call."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [function for function in self.functions_shown() if function.name == choice.function.name]
+        return self.functions_shown() if choice == "required" else []
+
+    def _check_tools(self) -> None:
+        choice = self.tool_choice
+        if self.tools is None:
+            if choice not in (None, "none", "auto"):
+                raise InvalidRequestError("tool_choice needs tools", param="tool_choice")
+            return
+        names = set()
+        for place, tool in enumerate(self.tools):
+            where = f"tools[{place}]"
+            if tool.type != "function":
+                raise UnsupportedError(f"{where}: type {tool.type!r} is not supported, only 'function'", param="tools")
+            if tool.function is None:
+                raise InvalidRequestError(f"{where} has no function", param="tools")
+            if tool.custom is not None:
+                raise InvalidRequestError(f"{where}: a function has no custom", param="tools")
+            if tool.function.name in names:
+                raise InvalidRequestError(f"{where}: there is another {tool.function.name!r}", param="tools")
+            names.add(tool.function.name)
+            if tool.function.strict and choice in (None, "auto"):
+                raise UnsupportedError(
+                    f"{where}: strict needs a tool_choice that requires a call: with 'auto' nothing constrains calls",
+                    param="tools",
+                )
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise InvalidRequestError(
+                f"tool_choice: there is no function {choice.function.name!r} in tools", param="tool_choice"
+            )
+
+    def _check_template_kwargs(self) -> None:
+        given = self.chat_template_kwargs or {}
+        for name in ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"):
+            if name in given:
+                raise InvalidRequestError(
+                    f"chat_template_kwargs: {name} cannot be set here", param="chat_template_kwargs"
+                )
+        effort, thinking = self.reasoning_effort, given.get("enable_thinking")
+        if thinking is not None and not isinstance(thinking, bool):
+            raise InvalidRequestError(
+                "chat_template_kwargs: enable_thinking must be true or false", param="chat_template_kwargs"
+            )
+        if effort == "none" and thinking:
+            raise InvalidRequestError(
+                "reasoning_effort 'none' and enable_thinking: true contradict each other", param="reasoning_effort"
+            )
+        if effort is not None and given.get("reasoning_effort", effort) != effort:
+            raise InvalidRequestError(
+                "reasoning_effort and that of chat_template_kwargs differ; give one", param="reasoning_effort"
+            )

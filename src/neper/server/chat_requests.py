@@ -1,40 +1,149 @@
-"""From chat bodies to a generation: messages to a prompt, fields to engine requests."""
+"""From chat bodies to a generation: messages to a prompt, fields to engine requests, the reading of the reply."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from neper.server.chat_protocol import ChatBody
+from neper.errors import InvalidRequestError, UnsupportedError
+from neper.server.chat_protocol import ChatBody, Function, Message, NamedTool
 from neper.server.generation import Generation, Prompt
-from neper.server.requests import check_logprobs, new_generation
+from neper.server.requests import check_logprobs, logprob_params, new_generation
 from neper.server.service import Service
-from neper.types import JsonObject, LogprobParams
+from neper.server.structured import constraint_of
+from neper.text.grammar import Constraint, after_reasoning, tool_calls
+from neper.text.message import MessageParser
+from neper.text.reasoning import ReasoningTags
+from neper.types import JsonObject
+
+# Tokens at a prompt's end that hold a reasoning tag and the newlines after it, even where each character is one.
+PROMPT_END = 16
+
+
+class _Thinking(NamedTuple):
+    """What the prompt leaves open: reasoning between `tags` may come, or has begun with it (`opened`)."""
+
+    tags: ReasoningTags
+    opened: bool
 
 
 async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Generation:
     top_k = body.num_top_logprobs()
     check_logprobs(service.engine.capabilities, "top_logprobs", top_k)
+    logprobs = logprob_params(service, body, top_k)
     continues = bool(body.continue_final_message)
     generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     token_ids = await service.encode_chat(
-        [_message(message.role, message.content, message.name) for message in body.messages or ()],
+        [_message(message) for message in body.messages or ()],
         add_generation_prompt=generates,
         continue_final_message=continues,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=_template_kwargs(service, body),
     )
-    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    logprobs = LogprobParams(top_k=top_k, prompt_top_k=body.prompt_logprobs)
-    prompt = Prompt(token_ids)
-    return new_generation(
-        service, body, reply_id, [prompt], logprobs, max_tokens, default=None, begins_text=not continues
+    thinking = _thinking(service, body, token_ids)
+    return await new_generation(
+        service,
+        body,
+        reply_id,
+        [Prompt(token_ids)],
+        logprobs,
+        body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+        default=None,
+        begins_text=not continues,
+        constraint=_constraint(service, body, thinking),
+        parser=_parser(service, body, thinking),
     )
 
 
-def _message(role: str, content: Any, name: str | None) -> JsonObject:
+def _template_kwargs(service: Service, body: ChatBody) -> JsonObject:
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort == "none":
+        kwargs["enable_thinking"] = False
+    elif body.reasoning_effort is not None:
+        if service.reasoning_tags is None:
+            raise UnsupportedError("reasoning_effort: this model does not reason", param="reasoning_effort")
+        kwargs["reasoning_effort"] = body.reasoning_effort
+    functions = body.functions_shown()
+    if functions:
+        if service.tool_format is None:
+            raise UnsupportedError(
+                "tools: this model's chat template has no calls of a form that this server reads", param="tools"
+            )
+        kwargs["tools"] = [{"type": "function", "function": _function(function)} for function in functions]
+    return kwargs
+
+
+def _thinking(service: Service, body: ChatBody, token_ids: list[int]) -> _Thinking | None:
+    """None where no reasoning comes: the model has none, or the prompt has ended it."""
+    tags = service.reasoning_tags
+    if tags is None:
+        return None
+    if body.continue_final_message and body.messages:
+        content = body.messages[-1].content or ""
+        text = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        return _Thinking(tags, True) if text.rfind(tags.open) > text.rfind(tags.close) else None
+    end = service.tokenizer.decode_bytes(token_ids[-PROMPT_END:]).decode("utf-8", "replace")
+    return None if tags.closed_by(end) else _Thinking(tags, tags.opened_by(end))
+
+
+def _constraint(service: Service, body: ChatBody, thinking: _Thinking | None) -> Constraint | None:
+    """What the reply must follow after its reasoning."""
+    constraint = constraint_of(body.response_format, body.structured_outputs)
+    if constraint is not None and body.functions_shown():
+        param = "response_format" if body.structured_outputs is None else "structured_outputs"
+        raise InvalidRequestError(
+            f"{param} and tools exclude each other, unless tool_choice is 'none': calls do not follow {param}",
+            param=param,
+        )
+    required = body.functions_required()
+    if required and service.tool_format is not None:
+        functions = [_function(function) for function in required]
+        parallel = _parallel(body)
+        constraint = tool_calls(service.tool_format.name, functions, service.tokenizer, parallel=parallel)
+    if constraint is None or thinking is None:
+        return constraint
+    return after_reasoning(constraint, *thinking.tags, service.tokenizer, opened=thinking.opened)
+
+
+def _parser(service: Service, body: ChatBody, thinking: _Thinking | None) -> Callable[[], MessageParser] | None:
+    """Makes the parser of each choice; None where all of its text is content."""
+    tools = service.tool_format if body.functions_shown() else None
+    if thinking is None and tools is None:
+        return None
+    tags, opened = (None, False) if thinking is None else thinking
+    parallel = _parallel(body)
+    return lambda: MessageParser(reasoning=tags, opened=opened, tools=tools, parallel=parallel)
+
+
+def _parallel(body: ChatBody) -> bool:
+    return body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+
+
+def _function(function: Function) -> JsonObject:
+    """As templates show it and grammars take it. Whether it is strict is the server's business."""
+    shown: JsonObject = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    if function.parameters is not None:
+        shown["parameters"] = function.parameters
+    return shown
+
+
+def _message(message: Message) -> JsonObject:
+    content: Any = message.content
     if isinstance(content, list):
         content = [{"type": part.type, "text": part.text} for part in content]
     # OpenAI's newer name for the system role, which templates do not know.
-    message: JsonObject = {"role": "system" if role == "developer" else role, "content": content}
-    if name is not None:
-        message["name"] = name
-    return message
+    plain: JsonObject = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if getattr(message, name) is not None:
+            plain[name] = getattr(message, name)
+    if message.tool_calls is not None:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return plain

@@ -11,7 +11,7 @@ from neper.server.generation import Choice, Delta, Generation, join_rows
 from neper.server.protocol import CompletionBody
 from neper.server.reply import Reply, prompt_scores, read_prompt
 from neper.server.service import Service
-from neper.types import JsonObject, PackedRows
+from neper.types import JsonObject, PackedRows, listed_places
 
 
 @dataclass
@@ -34,30 +34,36 @@ class CompletionReply(Reply[CompletionBody]):
 
     def __init__(self, service: Service, body: CompletionBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
-        self._k = body.logprobs
+        vocab_size = service.engine.capabilities.vocab_size
+        # Of a named set all of it is listed, but of a prompt always the top N.
+        self._k = generation.choices[0].request.num_listed(vocab_size)
+        self._prompt_k = None if body.logprobs is None else listed_places(body.logprobs, vocab_size)
+        self._dicts = bool(self._k)
+        self._n = body.n or 1
         self._states = [_State() for _ in generation.choices]
 
     def write_prompt(self, choice: Choice) -> None:
         body, state, prompt = self.request, self._states[choice.index], choice.prompt
-        tokenizer, entries = self.service.tokenizer, self.service.entries
+        tokenizer = self.service.tokenizer
         if body.echo or self._k is not None:
             # As its tokens spell it, also where a tokenizer normalises what was sent.
             text = tokenizer.decode_bytes(prompt.token_ids[prompt.added_bos :]).decode("utf-8", "replace")
             state.offset = len(text)
             if body.echo:
                 state.echo = text
-        wants_arrays = body.echo and self._k is not None
-        if not wants_arrays and body.prompt_logprobs is None:
-            return
-        tokens, begin = read_prompt(prompt, tokenizer)
-        if wants_arrays and self._k is not None:
-            scored = prompt_scores(choice, self._k)
-            state.echo_logprobs = entries.legacy(
-                tokens, prompt.token_ids, scored, self._k, offset=0, begin=begin, ids_as_text=self.ids_as_text
+        if body.echo and self._prompt_k is not None and choice.request.logprobs.prompt_top_k is not None:
+            tokens, begin = read_prompt(prompt, tokenizer)
+            state.echo_logprobs = self.service.entries.legacy(
+                tokens,
+                prompt.token_ids,
+                prompt_scores(choice, self._prompt_k),
+                self._prompt_k,
+                dicts=self._dicts,
+                offset=0,
+                begin=begin,
+                ids_as_text=self.ids_as_text,
             )
-        if body.prompt_logprobs is not None:
-            scored = prompt_scores(choice, body.prompt_logprobs)
-            state.prompt_logprobs = entries.prompt(tokens, scored, body.prompt_logprobs, begin=begin)
+        state.prompt_logprobs = self.prompt_logprobs(choice)
 
     def begin(self) -> bytes:
         return b""
@@ -99,7 +105,6 @@ class CompletionReply(Reply[CompletionBody]):
         state = self._states[delta.index]
         if delta.first:
             state.text += [state.echo] if state.echo is not None else []
-            state.pieces += [state.echo_logprobs] if state.echo_logprobs is not None else []
         pieces = self._arrays(delta, state)
         state.text.append(delta.text)
         state.pieces += [pieces] if pieces is not None else []
@@ -111,16 +116,20 @@ class CompletionReply(Reply[CompletionBody]):
 
     def _choice(self, index: int, state: _State) -> JsonObject:
         last = state.last
+        # The first choice of a prompt had it scored, for all of them.
+        scored = self._states[index - index % self._n]
+        pieces = [scored.echo_logprobs, *state.pieces] if scored.echo_logprobs is not None else state.pieces
+        logprobs = None if self._k is None else _logprobs(LegacyArrays.join(pieces, dicts=self._dicts))
         choice: JsonObject = {
             "index": index,
             "text": "".join(state.text),
-            "logprobs": None if self._k is None else _logprobs(LegacyArrays.join(state.pieces, self._k)),
+            "logprobs": logprobs,
             "finish_reason": last and last.finish_reason,
             "stop_reason": last and last.stop_reason,
             **self.sampled_fields(join_rows(state.sampled)),
         }
-        if state.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = orjson.Fragment(b"[%b]" % state.prompt_logprobs)
+        if scored.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = orjson.Fragment(b"[%b]" % scored.prompt_logprobs)
         if self.request.return_token_ids:
             choice["prompt_token_ids"] = self.generation.choices[index].prompt.token_ids
         return choice
@@ -134,6 +143,7 @@ class CompletionReply(Reply[CompletionBody]):
             [score.words[0] for score in scored],
             scored,
             self._k,
+            dicts=self._dicts,
             offset=state.offset,
             begin=delta.begin,
             ids_as_text=self.ids_as_text,

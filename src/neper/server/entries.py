@@ -32,7 +32,7 @@ class FragmentTable(dict[int, bytes]):
 
 
 class LegacyArrays(NamedTuple):
-    """Pieces of the four parallel arrays of the completions endpoint; `top_logprobs` is None when N is 0."""
+    """Pieces of the four parallel arrays of the completions endpoint; `top_logprobs` is None where none is wanted."""
 
     tokens: bytes
     token_logprobs: bytes
@@ -49,11 +49,11 @@ class LegacyArrays(NamedTuple):
         )
 
     @staticmethod
-    def join(pieces: Sequence[LegacyArrays], k: int) -> LegacyArrays:
+    def join(pieces: Sequence[LegacyArrays], *, dicts: bool) -> LegacyArrays:
         return LegacyArrays(
             b",".join([piece.tokens for piece in pieces]),
             b",".join([piece.token_logprobs for piece in pieces]),
-            b",".join([piece.top_logprobs or b"" for piece in pieces]) if k else None,
+            b",".join([piece.top_logprobs or b"" for piece in pieces]) if dicts else None,
             b",".join([piece.text_offset for piece in pieces]),
         )
 
@@ -117,12 +117,14 @@ class Entries:
         scored: Sequence[ScoreText],
         k: int,
         *,
+        dicts: bool,
         offset: int,
         begin: int = -1,
         ids_as_text: bool = False,
     ) -> LegacyArrays:
         """The parallel arrays of all tokens, invisible ones too; the first text begins at character `offset`.
 
+        With `dicts` there are `top_logprobs`: of each token its `k` alternatives and itself.
         `scored` may be shorter than `tokens`: those before the first (the prompt's first) have null scores.
         """
         table = self._legacy_ids if ids_as_text else self._legacy
@@ -139,7 +141,7 @@ class Entries:
                 continue
             words, values = scored[place - unscored]
             logprobs.append(values[0])
-            if k == 0:
+            if not dicts:
                 continue
             ids = listed_ids(words, k)
             if ids_as_text or not (token.held or place == begin):
@@ -154,12 +156,16 @@ class Entries:
                 values = [*values[1 : 1 + len(keys)], values[0]]
                 keys.append(label)
             if len(set(keys)) != len(keys):
-                # The best-ranked comes first, and of equal keys the first one stays.
-                best = dict(zip(reversed(keys), reversed(values[: len(keys)]), strict=True))
-                keys = list(dict.fromkeys(keys))
-                values = [best[key] for key in keys]
+                # A top k comes best first, but a sampled token can be better than all of a set.
+                best: dict[bytes, bytes] = {}
+                for key, value in zip(keys, values, strict=False):
+                    if key not in best or float(value) > float(best[key]):
+                        best[key] = value
+                keys, values = list(best), list(best.values())
             tops.append(b"{%b}" % _interleave(keys, values)[1:])
-        return LegacyArrays(b",".join(labels), b",".join(logprobs), b",".join(tops) if k else None, b",".join(offsets))
+        return LegacyArrays(
+            b",".join(labels), b",".join(logprobs), b",".join(tops) if dicts else None, b",".join(offsets)
+        )
 
     def prompt(self, tokens: Sequence[TextToken], scored: Sequence[ScoreText], k: int, *, begin: int = -1) -> bytes:
         """The `prompt_logprobs` list: null, then `{id: {decoded_token, logprob, rank}}`, the actual token first.

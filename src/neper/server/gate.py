@@ -1,32 +1,53 @@
-"""The gate around all routes: request ids, the API key, and every error in the API's own form.
+"""The gate around all routes: request ids, the API key, how many requests at once and for how long, the log's line and
+the metrics of each, and every error in the API's own form.
 
 Plain ASGI, since Starlette's BaseHTTPMiddleware would stand between a stream and the client's disconnect.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
 import secrets
+import time
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neper.errors import AuthenticationError, InvalidRequestError, MethodNotAllowedError, NeperError, NotFoundError
+from neper.errors import (
+    AuthenticationError,
+    InternalError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NeperError,
+    NotFoundError,
+    RequestTimeoutError,
+)
 from neper.server.asgi import error_json, header, send_error
+from neper.server.exchange import Exchange
 from neper.server.generation import ClientDisconnected
+from neper.server.service import Service
 
 log = logging.getLogger(__name__)
+
+# They neither use the model nor say what it holds, and must answer when nothing else does.
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
+# A generation ends itself when its time is over. After this much more, whatever still holds a request up is cut: a
+# body that does not arrive, a client that does not read.
+CUT_SECONDS = 10.0
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
         self._app = app
+        self._service = service
+        api_key = service.config.api_key
         self._api_key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,33 +57,80 @@ class Gate:
         request_id = header(scope, b"x-request-id") or b""
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = secrets.token_hex(16).encode()
-        started = False
+        exchange = Exchange(request_id.decode())
+        exchange.attach(scope)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                exchange.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
         try:
-            self._check_key(scope)
-            await self._app(scope, receive, send_with_id)
+            if scope["path"] in OPEN_PATHS:
+                await self._app(scope, receive, send_with_id)
+            else:
+                self._check_key(scope)
+                with self._service.request():
+                    await self._timed(scope, receive, send_with_id)
         except ClientDisconnected:
-            log.debug("request %s: the client is gone", request_id.decode())
+            log.debug("request %s: the client is gone", exchange.request_id)
         except Exception as error:
             if not isinstance(error, NeperError):
-                log.exception("request %s failed", request_id.decode())
-                error = NeperError("internal error")
-            if not started:
+                log.exception("request %s failed", exchange.request_id)
+                error = InternalError("internal error")
+            exchange.error = error
+            if not exchange.status:
                 await send_error(send_with_id, error)
+        finally:
+            self._note(scope, exchange)
+
+    async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = self._service.config.request_timeout
+        task = asyncio.current_task()
+        assert task is not None
+        cut = False
+
+        def cut_off() -> None:
+            nonlocal cut
+            cut = True
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(seconds + CUT_SECONDS, cut_off)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not cut:
+                raise
+            raise RequestTimeoutError(f"the request took longer than {seconds:g} seconds") from None
+        finally:
+            timer.cancel()
 
     def _check_key(self, scope: Scope) -> None:
-        if self._api_key is None or not scope["path"].startswith("/v1/"):
+        if self._api_key is None:
             return
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._api_key):
             raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def _note(self, scope: Scope, exchange: Exchange) -> None:
+        endpoint = getattr(scope.get("endpoint"), "path", "other")
+        self._service.metrics.observe(exchange, endpoint)
+        error = exchange.error
+        if error is not None and error.status == 500:
+            log.error("request %s ended with an error: %s", exchange.request_id, error.message)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "request %s: %s %s, status %d, %d prompt and %d generated tokens, %.3f s%s",
+                exchange.request_id,
+                scope["method"],
+                endpoint,
+                exchange.status,
+                exchange.prompt_tokens,
+                exchange.generated_tokens,
+                time.monotonic() - exchange.started,
+                "" if error is None else f" ({error.code})",
+            )
 
 
 async def routing_error(request: Request, error: Exception) -> Response:

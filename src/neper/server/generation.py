@@ -16,12 +16,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 from neper.engine.interface import TokenStream
 from neper.errors import EngineError, NeperError, RequestTimeoutError
 from neper.server.score_texts import PendingScores, ScoreBatch
 from neper.text.detokenizer import Detokenizer, TextToken
+from neper.text.message import MessageParser
+from neper.text.token_text import Field, Piece
 from neper.text.tokenizer import Tokenizer
 from neper.types import FinishReason, JsonObject, PackedRows, Request, TokenChunk
 
@@ -47,6 +50,22 @@ class Prompt:
     added_bos: bool = False
 
 
+class Part(NamedTuple):
+    """Tokens next to each other in one field of a message.
+
+    Attributes:
+        call: number of the tool call, from 0; -1 where the field is not a call's.
+        tokens: each cut to what it is in the field.
+        places: of their rows in the delta's scores.
+    """
+
+    field: Field
+    call: int
+    tokens: list[TextToken]
+    places: list[int]
+    text: str
+
+
 class Delta:
     """What one chunk brought for one choice.
 
@@ -54,16 +73,28 @@ class Delta:
         index: of the choice.
         first: the first delta of this choice: its prompt scores are complete.
         tokens: tokens whose text is settled now, in order.
+        parts: what they are in a message's fields, where a parser tells; else None.
         scores: of `tokens`, one each; None when there are none.
         sampled: rows of the tokens sampled since the last delta, settled or not; None when there are none.
         begin: place among `tokens` of the one that begins a text of its own; -1 where none does, or it makes no
             difference to this tokenizer.
         text: the visible text of `tokens`.
-        finish_reason: "stop" or "length", on the last delta alone.
+        finish_reason: "stop", "length" or "tool_calls", on the last delta alone.
         stop_reason: the stop string or the id among stop_token_ids that ended the choice.
     """
 
-    __slots__ = ("begin", "finish_reason", "first", "index", "sampled", "scores", "stop_reason", "text", "tokens")
+    __slots__ = (
+        "begin",
+        "finish_reason",
+        "first",
+        "index",
+        "parts",
+        "sampled",
+        "scores",
+        "stop_reason",
+        "text",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -75,10 +106,12 @@ class Delta:
         begin: int,
         finish_reason: str | None,
         stop_reason: str | int | None,
+        parts: list[Part] | None = None,
     ) -> None:
         self.index = index
         self.first = first
         self.tokens = tokens
+        self.parts = parts
         self.scores = scores
         self.sampled = sampled
         self.begin = begin
@@ -91,7 +124,13 @@ class Delta:
 class Choice:
     """One choice: its request, and its text so far. `step` turns the engine's chunks into deltas.
 
-    With `begins_text` the reply is a text of its own (a chat message), else it continues the prompt's.
+    Args:
+        begins_text: the reply is a text of its own (a chat message), else it continues the prompt's.
+        parser: tells the fields of the message; None where all text is one.
+
+    Attributes:
+        stream: of the engine, once it was submitted.
+        num_listed: places of the lists that its rows must have, known then too; None = no scores.
     """
 
     def __init__(
@@ -103,19 +142,22 @@ class Choice:
         scores: ScoreBatch,
         *,
         begins_text: bool = False,
+        parser: MessageParser | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
         self.request = request
+        self.parser = parser
         self.stream: TokenStream | None = None
+        self.num_listed: int | None = None
         self.finished = False
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.prompt_rows: list[PackedRows] = []
         self._started = False
-        self._pending: PackedRows | None = None
+        self._pending: list[PackedRows] = []
+        self._unsettled: list[TextToken] = []
         self._scores = scores
-        self._top_k = request.logprobs.top_k
         self._begins = begins_text and tokenizer.strips_leading_space
         self._detokenizer = Detokenizer.for_reply(tokenizer, request.sampling, begins_text=begins_text)
 
@@ -142,14 +184,20 @@ class Choice:
                 stop_reason = chunk.stop_token_id
         if detokenizer.stopped is not None:
             finish_reason, stop_reason = "stop", detokenizer.stopped
-            if sampled is not None:
-                rows = sampled = sampled[: detokenizer.num_tokens - self.num_tokens]
-        self.num_tokens = detokenizer.num_tokens
-        if self._pending is not None or len(tokens) != len(token_ids):
-            rows = join_rows([self._pending, sampled])
-            self._pending = None
-            if rows is not None and len(tokens) < len(rows):
-                rows, self._pending = rows[: len(tokens)], rows[len(tokens) :]
+        num_tokens = detokenizer.num_tokens
+        parts = None
+        if self.parser is not None:
+            tokens, parts = self._parse(self.parser, tokens, final=finish_reason is not None)
+            if self.parser.end is not None:
+                finish_reason, stop_reason = "tool_calls", None
+                num_tokens = max(self.num_tokens, self.parser.end)
+            elif finish_reason == "stop" and self.parser.num_completed:
+                finish_reason = "tool_calls"
+        if sampled is not None and num_tokens - self.num_tokens < len(token_ids):
+            rows = sampled = sampled[: num_tokens - self.num_tokens]
+        self.num_tokens = num_tokens
+        if self._pending or len(tokens) != len(token_ids):
+            rows = self._settled_rows(sampled, len(tokens))
         self.finished = finish_reason is not None
         first, self._started = not self._started, True
         begin = -1
@@ -157,11 +205,38 @@ class Choice:
             begin = next((place for place, token in enumerate(tokens) if token.visible), -1)
             self._begins = begin < 0
         scores = None
-        if tokens and rows is not None and self._top_k is not None:
-            if rows.top_k != self._top_k:
+        if tokens and rows is not None and self.num_listed is not None:
+            if rows.top_k != self.num_listed:
                 raise EngineError("the engine scored this request otherwise than it was asked")
             scores = self._scores.add(rows)
-        return Delta(self.index, first, tokens, scores, sampled, begin, finish_reason, stop_reason)
+        return Delta(self.index, first, tokens, scores, sampled, begin, finish_reason, stop_reason, parts)
+
+    def _parse(
+        self, parser: MessageParser, tokens: list[TextToken], *, final: bool
+    ) -> tuple[list[TextToken], list[Part]]:
+        """The tokens whose fields are settled now, and what they are in them."""
+        before = parser.settled
+        pieces = parser.step(tokens)
+        if final:
+            pieces += parser.flush()
+        count = parser.settled - before
+        self._unsettled += tokens
+        settled = self._unsettled[:count]
+        del self._unsettled[:count]
+        return settled, _parts(pieces, before)
+
+    def _settled_rows(self, sampled: PackedRows | None, count: int) -> PackedRows | None:
+        """The rows of the next `count` tokens. Those of the others wait in pieces: a long wait joins them once."""
+        if sampled is not None:
+            self._pending.append(sampled)
+        if count == 0:
+            return None
+        rows = join_rows(self._pending)
+        self._pending = []
+        if rows is not None and count < len(rows):
+            rows, rest = rows[:count], rows[count:]
+            self._pending = [rest]
+        return rows
 
 
 class Generation:
@@ -182,7 +257,9 @@ class Generation:
         """Submit every choice, or none. Raises OverloadedError, EngineDeadError."""
         self._service.enter(self)
         try:
+            vocab_size = self._service.engine.capabilities.vocab_size
             for choice in self.choices:
+                choice.num_listed = choice.request.num_listed(vocab_size)
                 choice.stream = self._service.engine.submit(choice.request)
         except BaseException:
             self.close()
@@ -261,6 +338,16 @@ class Generation:
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+
+
+def _parts(pieces: Sequence[Piece], first: int) -> list[Part]:
+    """Pieces that are next to each other in one field as one part; `first` is the index of the first row's token."""
+    parts = []
+    for (field, call), group in groupby(pieces, key=lambda piece: (piece.field, piece.call)):
+        tokens = [piece.token for piece in group]
+        places = [token.index - first for token in tokens]
+        parts.append(Part(field, call, tokens, places, "".join([token.text for token in tokens])))
+    return parts
 
 
 def _token_ids(rows: PackedRows) -> list[int]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-import msgspec
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.strict import Strict
+from neper.server.structured import ResponseFormat, StructuredOutputs
+from neper.types import LogprobsMode
 
 # The API's own bounds, as OpenAI's reference gives them; the engine would take more.
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
@@ -28,6 +29,10 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 TopK = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Alternatives = Annotated[int, Meta(ge=-1)]  # -1 = all ids
+SomeIds = Annotated[list[int], Meta(min_length=1)]
+# Each is encoded twice, and looked for at every token.
+BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=128)]
 
 
 class StreamOptions(Strict):
@@ -35,12 +40,6 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
     later: ClassVar[tuple[str, ...]] = ("include_obfuscation",)
-
-
-class ResponseFormat(msgspec.Struct):
-    """Open to other fields: those of the formats that come later."""
-
-    type: str
 
 
 class GenerationBody(Strict):
@@ -65,8 +64,13 @@ class GenerationBody(Strict):
     ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
     skip_special_tokens: bool | None = None
-    logprobs_mode: str | None = None
-    prompt_logprobs: NotNegative | None = None
+    allowed_token_ids: SomeIds | None = None
+    bad_words: BadWords | None = None
+    logprob_token_ids: SomeIds | None = None
+    logprobs_mode: LogprobsMode | None = None
+    prompt_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # These cannot change the answer.
@@ -76,23 +80,16 @@ class GenerationBody(Strict):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # Known, for later.
-    response_format: ResponseFormat | None = None
-    structured_outputs: Any = None
-    allowed_token_ids: Any = None
-    logprob_token_ids: Any = None
-    bad_words: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("structured_outputs", "allowed_token_ids", "logprob_token_ids", "bad_words")
 
     def check(self) -> None:
         """Refuse what is known but not implemented, and fields that contradict each other."""
         self.refuse_later_fields()
         if self.store:
             raise UnsupportedError("store: true is not supported: this server keeps nothing", param="store")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise UnsupportedError(
-                f"response_format {self.response_format.type!r} is not supported, only 'text'", param="response_format"
+        if self.allowed_token_ids is not None and self.logprob_token_ids is not None:
+            raise InvalidRequestError(
+                "logprob_token_ids and allowed_token_ids exclude each other: allowed ids are listed anyway",
+                param="logprob_token_ids",
             )
         if self.stream_options is not None:
             self.stream_options.refuse_later_fields("stream_options")
@@ -109,13 +106,10 @@ class GenerationBody(Strict):
 class CompletionBody(GenerationBody):
     prompt: str | list[str | int | list[int]] | None = None
     max_tokens: NotNegative | None = None
-    logprobs: NotNegative | None = None
+    logprobs: Alternatives | None = None
     echo: bool | None = None
     best_of: Positive | None = None
-    # Known, for later.
-    suffix: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (*GenerationBody.later, "suffix")
+    suffix: str | None = None
 
     def check(self) -> None:
         super().check()
@@ -123,6 +117,11 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError("prompt is missing", param="prompt")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise UnsupportedError("best_of is not supported unless it equals n", param="best_of")
+        if self.suffix is not None:
+            raise UnsupportedError(
+                "suffix is not supported: a prompt is continued here, a gap between two texts is not filled",
+                param="suffix",
+            )
 
 
 class TokenizeBody(Strict):

@@ -17,7 +17,7 @@ from neper.server.score_texts import ScoreText, read_scores
 from neper.server.service import Service
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
-from neper.types import JsonObject, PackedRows
+from neper.types import JsonObject, PackedRows, listed_places
 
 # Scored prompts from this length on are written in a thread: at 5 us a token they would hold up all streams.
 INLINE_PROMPT_TOKENS = 1000
@@ -97,6 +97,14 @@ class Reply(ABC, Generic[Body]):
         if self.generation.choices[0].request.logprobs.top_k is not None:
             fields["token_logprobs"] = orjson.Fragment(b"[%b]" % _own_numbers(rows))
         return fields
+
+    def prompt_logprobs(self, choice: Choice) -> bytes | None:
+        """The elements of a choice's `prompt_logprobs`; None where they are not wanted, or another choice's are its."""
+        if self.request.prompt_logprobs is None or choice.request.logprobs.prompt_top_k is None:
+            return None
+        k = listed_places(self.request.prompt_logprobs, self.service.engine.capabilities.vocab_size)
+        tokens, begin = read_prompt(choice.prompt, self.service.tokenizer)
+        return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
 
     def _envelope(self, kind: str) -> JsonObject:
         return {

@@ -6,7 +6,8 @@ Nothing is started here. Whatever the engine's capabilities do not cover is refu
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 
@@ -14,42 +15,32 @@ from neper.engine.interface import Capabilities
 from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from neper.server.generation import Choice, Generation, Prompt
 from neper.server.protocol import CompletionBody, GenerationBody
+from neper.server.sampling_fields import check_ids, distinct_ids, sampling_params
 from neper.server.service import Service
-from neper.types import LogprobParams, Request, SamplingParams
+from neper.server.structured import constraint_of
+from neper.text.grammar import Constraint
+from neper.text.message import MessageParser
+from neper.types import LogprobParams, LogprobsMode, Request, SamplingParams
 
-MAX_STOP_STRINGS = 16  # OpenAI's own limit is 4
-MAX_STOP_LENGTH = 1000  # characters; each choice builds a matcher of that size
+MAX_NAMED_IDS = 128
+LONG_LIST = 128
 DEFAULT_COMPLETION_TOKENS = 16
-
-# Fields of SamplingParams that engines must honour to be asked for them, as requests name them too. The rest is ours
-# (stop strings, texts) or every engine's (max_tokens).
-_ENGINE_FIELDS = (
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-)
 
 
 async def completion_generation(service: Service, body: CompletionBody, reply_id: str) -> Generation:
     check_logprobs(service.engine.capabilities, "logprobs", body.logprobs)
-    prompt_top_k = body.prompt_logprobs
+    logprobs = logprob_params(service, body, body.logprobs)
     if body.echo and body.logprobs is not None:
-        prompt_top_k = max(body.logprobs, prompt_top_k or 0)
         _check_prompt_logprobs(service.engine.capabilities, "echo")
-    logprobs = LogprobParams(top_k=body.logprobs, prompt_top_k=prompt_top_k)
+        longest = _longer(body.logprobs, body.prompt_logprobs)
+        logprobs = msgspec.structs.replace(logprobs, prompt_top_k=longest)
+    constraint = constraint_of(body.response_format, body.structured_outputs)
     sources = _prompt_sources(service, body)
     prompts = []
     for source in sources:
         prompts.append(await _prompt(service, source))
         await asyncio.sleep(0)  # many short texts together would hold up all streams
-    return new_generation(
+    return await new_generation(
         service,
         body,
         reply_id,
@@ -58,6 +49,7 @@ async def completion_generation(service: Service, body: CompletionBody, reply_id
         body.max_tokens,
         default=DEFAULT_COMPLETION_TOKENS,
         begins_text=False,
+        constraint=constraint,
     )
 
 
@@ -81,30 +73,25 @@ def _prompt_sources(service: Service, body: CompletionBody) -> list[str | list[i
     return [prompt] if kind is int else prompt
 
 
-def sampling_params(service: Service, body: GenerationBody) -> SamplingParams:
-    """The sampling fields of a body, without max_tokens."""
+def logprob_params(service: Service, body: GenerationBody, top_k: int | None) -> LogprobParams:
+    """The scores that a body asks for, with `top_k` alternatives of generated tokens (None = no scores)."""
     capabilities = service.engine.capabilities
-    values: dict[str, Any] = {name: getattr(body, name) for name in _ENGINE_FIELDS if getattr(body, name) is not None}
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
-    if body.logit_bias:
-        values["logit_bias"] = _logit_bias(body.logit_bias, capabilities.vocab_size)
-    if body.stop_token_ids:
-        _check_ids(body.stop_token_ids, capabilities.vocab_size, "stop_token_ids")
-        values["stop_token_ids"] = tuple(dict.fromkeys(body.stop_token_ids))
-    neutral = SamplingParams()
-    for name, value in values.items():
-        if name not in capabilities.sampling_fields and value != getattr(neutral, name):
-            raise UnsupportedError(f"{name} is not supported by this engine", param=name)
-    return SamplingParams(
-        **values,
-        stop=_stop_strings(body.stop),
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-    )
+    # The configuration's is one of them too.
+    mode = cast("LogprobsMode", body.logprobs_mode or service.config.logprobs_mode)
+    if mode not in capabilities.logprobs_modes:
+        raise UnsupportedError(f"logprobs_mode {mode!r} is not supported by this engine", param="logprobs_mode")
+    if body.prompt_logprobs is not None:
+        check_logprobs(capabilities, "prompt_logprobs", body.prompt_logprobs)
+        _check_prompt_logprobs(capabilities, "prompt_logprobs")
+    token_ids: tuple[int, ...] = ()
+    if body.logprob_token_ids is not None:
+        token_ids = _named_ids(capabilities, body.logprob_token_ids)
+        if top_k is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    return LogprobParams(top_k=top_k, mode=mode, token_ids=token_ids, prompt_top_k=body.prompt_logprobs)
 
 
-def new_generation(
+async def new_generation(
     service: Service,
     body: GenerationBody,
     reply_id: str,
@@ -114,34 +101,91 @@ def new_generation(
     *,
     default: int | None,
     begins_text: bool,
+    constraint: Constraint | None = None,
+    parser: Callable[[], MessageParser] | None = None,
 ) -> Generation:
+    """The choices of all prompts, not started.
+
+    Args:
+        default: max_tokens where the body gives none; None = the rest of the context.
+        begins_text: replies are texts of their own, not the continuation of a prompt's.
+        constraint: what the text must follow.
+        parser: makes the parser of a choice's text; None = the text is all content.
+    """
     capabilities = service.engine.capabilities
-    check_logprobs(capabilities, "prompt_logprobs", body.prompt_logprobs)
-    if body.prompt_logprobs is not None:
-        _check_prompt_logprobs(capabilities, "prompt_logprobs")
-    _check_mode(capabilities, body.logprobs_mode)
     n = body.n or 1
     _check_count(service, len(prompts) * n)
-    sampling = sampling_params(service, body)
+    sampling = await sampling_params(service, body)
+    limits = [_max_tokens(capabilities, prompt, max_tokens, default) for prompt in prompts]
+    if sampling.min_tokens > min(limits):
+        raise InvalidRequestError(
+            f"min_tokens {sampling.min_tokens} exceeds the {min(limits)} tokens that the reply may have",
+            param="min_tokens",
+        )
+    if constraint is not None:
+        grammar = await _grammar(service, body, constraint)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    # The first choice of a prompt scores it for all of them, except in a stream, which shows each as it comes.
+    others = logprobs if body.stream else msgspec.structs.replace(logprobs, prompt_top_k=None)
     choices: list[Choice] = []
-    for prompt in prompts:
-        limit = _max_tokens(capabilities, prompt, max_tokens, default)
-        if sampling.min_tokens > limit:
-            raise InvalidRequestError(
-                f"min_tokens {sampling.min_tokens} exceeds the {limit} tokens that the reply may have",
-                param="min_tokens",
-            )
+    listed = 0
+    for prompt, limit in zip(prompts, limits, strict=True):
         for place in range(n):
             request = Request(
                 request_id=f"{reply_id}-{len(choices)}",
                 prompt_token_ids=prompt.token_ids,
                 sampling=_with(sampling, limit, place),
-                logprobs=logprobs,
+                logprobs=others if place else logprobs,
                 eos_token_ids=service.eos_token_ids,
             )
-            choice = Choice(len(choices), prompt, request, service.tokenizer, service.scores, begins_text=begins_text)
-            choices.append(choice)
+            listed += _num_listed(request, capabilities.vocab_size)
+            choices.append(
+                Choice(
+                    len(choices),
+                    prompt,
+                    request,
+                    service.tokenizer,
+                    service.scores,
+                    begins_text=begins_text,
+                    parser=None if parser is None else parser(),
+                )
+            )
+    if listed > service.config.max_listed:
+        raise InvalidRequestError(
+            f"the reply may list {listed} alternatives in all, more than this server's {service.config.max_listed}: "
+            "ask for fewer of them, fewer tokens or fewer choices",
+            param="logprobs" if logprobs.top_k is not None else "prompt_logprobs",
+        )
     return Generation(service, choices, num_prompts=len(prompts))
+
+
+def _num_listed(request: Request, vocab_size: int) -> int:
+    """Places of all lists of a reply at its longest, where they are long enough to matter: whole vocabularies."""
+    most = 0
+    if (places := request.num_listed(vocab_size) or 0) > LONG_LIST:
+        most += places * (request.sampling.max_tokens or 0)
+    if (places := request.num_prompt_listed(vocab_size) or 0) > LONG_LIST:
+        most += places * len(request.prompt_token_ids)
+    return most
+
+
+async def _grammar(service: Service, body: GenerationBody, constraint: Constraint) -> str:
+    """The constraint as engines take it, once it is known to compile."""
+    param = "tool_choice"
+    if body.structured_outputs is not None:
+        param = "structured_outputs"
+    elif body.response_format is not None and body.response_format.type != "text":
+        param = "response_format"
+    if "grammar" not in service.engine.capabilities.sampling_fields:
+        raise UnsupportedError(f"{param}: this engine cannot constrain what it samples", param=param)
+    if body.ignore_eos:
+        raise InvalidRequestError(
+            f"ignore_eos excludes {param}: the reply ends where its form does", param="ignore_eos"
+        )
+    text = constraint.text()
+    # In a thread whatever its size: a short one can be slow to compile.
+    await asyncio.to_thread(service.grammars.check, text, param)
+    return text
 
 
 def _with(sampling: SamplingParams, max_tokens: int, place: int) -> SamplingParams:
@@ -160,7 +204,7 @@ async def _prompt(service: Service, source: str | list[int]) -> Prompt:
         prompt = Prompt(token_ids, added_bos)
     else:
         _check_length(service.engine.capabilities, len(source))
-        _check_ids(source, service.engine.capabilities.vocab_size, "prompt")
+        check_ids(source, service.engine.capabilities.vocab_size, "prompt")
         prompt = Prompt(source)
     if not prompt.token_ids:
         raise InvalidRequestError("prompt is empty", param="prompt")
@@ -183,41 +227,11 @@ def _max_tokens(capabilities: Capabilities, prompt: Prompt, max_tokens: int | No
     return limit - length if default is None else min(default, limit - length)
 
 
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(strings)}", param="stop")
-    if "" in strings:
-        raise InvalidRequestError("a stop string must not be empty", param="stop")
-    if max(map(len, strings), default=0) > MAX_STOP_LENGTH:
-        raise InvalidRequestError(f"a stop string may have {MAX_STOP_LENGTH} characters", param="stop")
-    return strings
-
-
-def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
-    if len(given) > vocab_size:  # before each is looked at: a body can hold a million
-        raise InvalidRequestError(
-            f"logit_bias has {len(given)} entries, more than the {vocab_size} tokens", param="logit_bias"
-        )
-    for key in given:
-        if not (key.isascii() and key.isdigit() and len(key) < 20) or (key[0] == "0" and key != "0"):
-            raise InvalidRequestError(f"logit_bias: {key!r} is not a token id", param="logit_bias")
-    bias = {int(key): value for key, value in given.items()}
-    _check_ids(list(bias), vocab_size, "logit_bias")
-    return bias
-
-
 def _check_length(capabilities: Capabilities, length: int) -> None:
     if length > capabilities.max_model_len:
         raise ContextLengthError(
             f"the prompt has {length} tokens, more than the model's context of {capabilities.max_model_len}"
         )
-
-
-def _check_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequestError(f"{param}: token id {wrong} is not in 0..{vocab_size - 1}", param=param)
 
 
 def _check_count(service: Service, count: int) -> None:
@@ -227,9 +241,18 @@ def _check_count(service: Service, count: int) -> None:
 
 
 def check_logprobs(capabilities: Capabilities, param: str, value: int | None) -> None:
+    """Raises InvalidRequestError for more alternatives than are listed; -1 stands for all, where there is no cap."""
     limit = capabilities.max_logprobs
-    if value is not None and value > limit >= 0:
+    if value is None:
+        return
+    if value < 0 <= limit:
+        raise InvalidRequestError(
+            f"{param} {value} (all ids) is more than this server's maximum of {limit}", param=param
+        )
+    if value > limit >= 0:
         raise InvalidRequestError(f"{param} {value} is more than this server's maximum of {limit}", param=param)
+    if value > capabilities.vocab_size:
+        raise InvalidRequestError(f"{param} {value} is more than the {capabilities.vocab_size} tokens", param=param)
 
 
 def _check_prompt_logprobs(capabilities: Capabilities, param: str) -> None:
@@ -237,9 +260,16 @@ def _check_prompt_logprobs(capabilities: Capabilities, param: str) -> None:
         raise UnsupportedError(f"{param}: this engine does not score prompts", param=param)
 
 
-def _check_mode(capabilities: Capabilities, mode: str | None) -> None:
-    if mode is None or mode == "raw_logprobs":
-        return
-    if mode not in ("tempered_logprobs", "processed_logprobs"):
-        raise InvalidRequestError(f"logprobs_mode {mode!r} is unknown", param="logprobs_mode")
-    raise UnsupportedError(f"logprobs_mode {mode!r} is not supported by this server", param="logprobs_mode")
+def _named_ids(capabilities: Capabilities, given: list[int]) -> tuple[int, ...]:
+    param = "logprob_token_ids"
+    if not capabilities.logprob_token_ids:
+        raise UnsupportedError(f"{param} is not supported by this engine", param=param)
+    token_ids = distinct_ids(given, capabilities.vocab_size, param)
+    if len(token_ids) > MAX_NAMED_IDS:
+        raise InvalidRequestError(f"{param} may name {MAX_NAMED_IDS} ids, got {len(token_ids)}", param=param)
+    return token_ids
+
+
+def _longer(top_k: int, other: int | None) -> int:
+    """The larger of two numbers of alternatives, of which -1 is the largest."""
+    return -1 if -1 in (top_k, other) else max(top_k, other or 0)

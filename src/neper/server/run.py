@@ -53,7 +53,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 
 def configure_logging(level: str) -> None:
-    """Our log to stderr. uvicorn's own is heard from warnings on, and everything, each request too, at debug."""
+    """Our log to stderr. uvicorn's own is heard from warnings on, and everything at debug."""
     uvicorn_level = "DEBUG" if level == "debug" else "WARNING"
     logging.config.dictConfig(
         {
@@ -241,6 +241,7 @@ async def _serve_until_stopped(
     stopper: _Stopper,
 ) -> None:
     from neper.engine.client import EngineClient
+    from neper.server.activity import log_activity
     from neper.server.app import create_app
     from neper.text.tokenizer import Tokenizer
 
@@ -265,7 +266,7 @@ async def _serve_until_stopped(
                 http="httptools",
                 ws="none",
                 lifespan="off",
-                access_log=server_config.log_level == "debug",
+                access_log=False,  # the gate writes a line of its own, with more in it
                 log_config=None,
                 server_header=False,
                 timeout_graceful_shutdown=math.ceil(server_config.drain_timeout) + _CLOSING_SECONDS,
@@ -273,11 +274,14 @@ async def _serve_until_stopped(
             ready_message(base_url(sock.getsockname()), model_name, needs_key=server_config.api_key is not None),
         )
         stopper.serving(server, app.state.service)
+        activity = asyncio.create_task(log_activity(engine))
         try:
             await server.serve([sock])
         except OSError as error:
             # Two servers can bind at the same time; the second to listen is told here.
             raise _address_error(server_config.host, server_config.port, error) from None
+        finally:
+            activity.cancel()
     finally:
         stopper.closing()
         await engine.close()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from neper.types import PackedRows
+from neper.types import LISTED_WHOLE, PackedRows
 
 # JSON has no -inf. This is the one place where it becomes a number.
 FLOOR = np.float32(-9999.0)
@@ -103,7 +103,10 @@ def _read(top_k: int | None, data: bytes, k: int | None) -> list[ScoreText] | No
     if k is not None and k > top_k:
         raise ValueError(f"rows with {top_k} alternatives cannot give {k}")
     words = np.frombuffer(data, np.int32).reshape(-1, 3 + 2 * top_k)
-    scores = words.view(np.float32).take(_columns(top_k, top_k if k is None else k), 1)
+    k = top_k if k is None else k
+    # Whole vocabularies would fill the memory with their columns.
+    columns = _columns(top_k, k) if k <= LISTED_WHOLE else _columns.__wrapped__(top_k, k)
+    scores = words.view(np.float32).take(columns, 1)
     # np.maximum lets NaN through, and orjson writes it as null.
     text = orjson.dumps(np.maximum(scores, FLOOR, scores), option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
 
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
-from neper.errors import EngineError, ModelNotFoundError, NeperError, OverloadedError
+from neper.errors import EngineError, ModelNotFoundError, NeperError, OverloadedError, QueueFullError, StartupError
 from neper.server.entries import Entries
+from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
+from neper.text.matcher import Grammars
+from neper.text.reasoning import reasoning_tags
 from neper.text.tokenizer import Tokenizer
+from neper.text.tools import tool_format
 from neper.types import JsonObject
 
 if TYPE_CHECKING:
@@ -27,7 +34,9 @@ Result = TypeVar("Result")
 
 
 class Service:
-    """One engine, one tokenizer, and the generations in flight. Lives on `app.state.service`.
+    """One engine, one tokenizer, and the requests and generations in flight. Lives on `app.state.service`.
+
+    Raises StartupError when the configuration names a parser or a view that there is not.
 
     `drain()` makes new requests a 503 while the running ones go on; `wait_idle()` waits for those; `close_all()` ends
     what is left with an error.
@@ -42,15 +51,23 @@ class Service:
         model_name: str,
         eos_token_ids: tuple[int, ...],
     ) -> None:
+        modes = engine.capabilities.logprobs_modes
+        if config.logprobs_mode not in modes:
+            raise StartupError(f"logprobs_mode {config.logprobs_mode!r} is none of this engine's: {', '.join(modes)}")
         self.engine = engine
         self.tokenizer = tokenizer
         self.config = config
         self.model_name = model_name
         self.eos_token_ids = eos_token_ids
+        self.reasoning_tags = reasoning_tags(tokenizer, config.reasoning_parser)
+        self.tool_format = tool_format(tokenizer, config.tool_call_parser)
         self.entries = Entries(tokenizer)
         self.scores = ScoreBatch()
+        self.grammars = Grammars(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
+        self.metrics = Metrics(self)
         self.created = int(time.time())
         self.draining = False
+        self.num_requests = 0
         self.num_choices = 0
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
@@ -61,6 +78,19 @@ class Service:
         if name is not None and name != self.model_name:
             raise ModelNotFoundError(f"no model {name!r} here, only {self.model_name!r}", param="model")
 
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count an HTTP request as being answered. Raises OverloadedError when there are too many."""
+        if self.num_requests >= self.config.max_requests:
+            raise OverloadedError(
+                f"{self.num_requests} requests are being answered, as many as this server takes", retry_after=1
+            )
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
     def check_available(self) -> None:
         """Raises OverloadedError while no new request can be taken at all."""
         if self.draining:
@@ -68,15 +98,23 @@ class Service:
         if not self.engine.alive:
             raise OverloadedError("the engine is down and being started again", retry_after=5)
 
-    def enter(self, generation: Generation) -> None:
-        """Count a generation as in flight, until `leave`. Raises OverloadedError when there is no room for it."""
+    def check_room(self, size: int = 1) -> None:
+        """Raises OverloadedError or QueueFullError while no `size` choices can be taken.
+
+        It costs nothing, so it comes first: those refused must not slow those that run.
+        """
         self.check_available()
-        size = len(generation.choices)
-        if self.num_choices + size > self.config.max_requests:
-            raise OverloadedError(
-                f"{self.num_choices} choices are in flight and {size} more would exceed {self.config.max_requests}",
+        limit = self.engine.capabilities.max_num_seqs + self.config.max_waiting
+        if self.num_choices + size > limit:
+            raise QueueFullError(
+                f"the queue is full: {self.num_choices} choices are in flight, and {size} more would exceed {limit}",
                 retry_after=1,
             )
+
+    def enter(self, generation: Generation) -> None:
+        """Count a generation as in flight, until `leave`. Raises what `check_room` does."""
+        size = len(generation.choices)
+        self.check_room(size)
         self.num_choices += size
         self._generations.add(generation)
         self._idle.clear()
@@ -108,7 +146,7 @@ class Service:
         return await self.run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
-        size = sum(map(_length, messages))
+        size = sum(map(_length, messages)) + len(orjson.dumps(options.get("template_kwargs")))
         return await self.run(size, lambda: self.tokenizer.apply_chat_template(messages, **options))
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
@@ -126,4 +164,6 @@ def _length(message: JsonObject) -> int:
         content_length = sum(len(part["text"] or "") for part in content)
     else:
         content_length = len(content or "")
-    return MESSAGE_CHARACTERS + len(message.get("name", "")) + content_length
+    others = [message.get("name", ""), message.get("reasoning_content", "")]
+    others += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+    return MESSAGE_CHARACTERS * len(others) + sum(map(len, others)) + content_length

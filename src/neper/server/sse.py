@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from starlette.types import Receive, Send
 
-from neper.errors import NeperError
+from neper.errors import InternalError, NeperError
 from neper.server.asgi import error_json, send_json
-from neper.server.generation import ClientDisconnected, Generation
+from neper.server.exchange import Exchange
+from neper.server.generation import ClientDisconnected, Delta, Generation
 from neper.server.reply import Reply
 
 log = logging.getLogger(__name__)
@@ -28,33 +30,39 @@ _HEADERS = [
 ]
 
 
-async def deliver(reply: Reply[Any], receive: Receive, send: Send) -> None:
+async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send: Send) -> None:
     """Run the generation and send its reply. Raises what went wrong before anything was sent."""
     generation = reply.generation
     generation.start()
     watcher = asyncio.create_task(_watch(receive, generation))
     try:
+        # Nothing is sent before the first delta, so that an early failure still has its own HTTP status.
+        deltas = await generation.next_deltas()
+        exchange.first_results = time.monotonic()
         if reply.request.stream:
-            await _stream(reply, send)
+            exchange.error = await _stream(reply, deltas, send)
         else:
-            await send_json(send, await _fold(reply))
+            await send_json(send, await _fold(reply, deltas))
     finally:
         watcher.cancel()
         generation.close()
+        usage = generation.usage()
+        exchange.prompt_tokens, exchange.generated_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-async def _fold(reply: Reply[Any]) -> bytes:
-    while deltas := await reply.generation.next_deltas():
+async def _fold(reply: Reply[Any], deltas: list[Delta]) -> bytes:
+    while deltas:
         for delta in deltas:
             if delta.first:
                 await reply.open(delta)
             reply.add(delta)
+        deltas = await reply.generation.next_deltas()
     return reply.body()
 
 
-async def _stream(reply: Reply[Any], send: Send) -> None:
-    # Nothing is sent before the first delta, so that an early failure still has its own HTTP status.
-    deltas = await reply.generation.next_deltas()
+async def _stream(reply: Reply[Any], deltas: list[Delta], send: Send) -> NeperError | None:
+    """Send events from the first deltas on; returns the error that ended them, which they tell as well."""
+    failure: NeperError | None = None
     finished: set[int] = set()
     events: list[bytes] = []
     started = False
@@ -83,12 +91,14 @@ async def _stream(reply: Reply[Any], send: Send) -> None:
             raise
         if not isinstance(error, NeperError):
             log.exception("a stream failed")
-            error = NeperError("internal error")
+            error = InternalError("internal error")
+        failure = error
         reply.generation.close()
         unfinished = [choice.index for choice in reply.generation.choices if choice.index not in finished]
         events += [reply.failure(index) for index in unfinished]
         events.append(b"data: " + error_json(error) + b"\n\n")
     await send({"type": "http.response.body", "body": b"".join([*events, DONE]), "more_body": False})
+    return failure
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

@@ -214,11 +214,14 @@ class Detokenizer:
         self._length = end
 
     def _release(self, safe: int) -> list[TextToken]:
-        released = []
         waiting = self._waiting
-        while waiting and waiting[0].settled <= safe:
-            released.append(waiting.popleft().token())
-        return released
+        count = 0
+        while count < len(waiting) and waiting[count].settled <= safe:
+            count += 1
+        # A token that only broke off a character shows nothing by itself: it goes out with the next one that does.
+        while 0 < count < len(waiting) and waiting[count - 1].visible and not waiting[count - 1].text:
+            count -= 1
+        return [waiting.popleft().token() for _ in range(count)]
 
 
 def _bytes_of(text: str, held: bytes, data: bytes) -> bytes:

@@ -1,0 +1,43 @@
+"""An exchange: one HTTP request being answered, as the log and the metrics see it."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import Scope
+
+from neper.errors import NeperError
+
+_KEY = "neper.exchange"
+
+
+class Exchange:
+    """What is noted while a request is answered. Travels in its ASGI scope.
+
+    Attributes:
+        started, first_results: when the request came, and when the engine's first results for it did (None: not yet).
+        status: of the reply; 0 while nothing was sent.
+        prompt_tokens, generated_tokens: what was computed for it.
+        error: what ended it, also where a stream's status was sent already.
+    """
+
+    __slots__ = ("error", "first_results", "generated_tokens", "prompt_tokens", "request_id", "started", "status")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.started = time.monotonic()
+        self.first_results: float | None = None
+        self.status = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.error: NeperError | None = None
+
+    def attach(self, scope: Scope) -> None:
+        scope[_KEY] = self
+
+    @classmethod
+    def of(cls, scope: Scope) -> Exchange:
+        """The exchange attached to a scope."""
+        exchange = scope[_KEY]
+        assert isinstance(exchange, Exchange)
+        return exchange

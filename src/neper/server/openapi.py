@@ -1,0 +1,227 @@
+"""The OpenAPI document: bodies from the structs that decode them, replies from reply_schemas, errors from errors."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+import neper
+from neper import errors
+from neper.server import reply_schemas as replies
+from neper.server.chat_protocol import ChatBody
+from neper.server.protocol import CompletionBody, DetokenizeBody, TokenizeBody
+from neper.server.responses_protocol import ResponsesBody
+from neper.server.strict import Strict
+from neper.types import JsonObject
+
+_REFERENCE = "#/components/schemas/{name}"
+_REFUSED = "Known, but not supported by this server: anything but null is refused."
+
+
+class Operation(NamedTuple):
+    """One endpoint.
+
+    Attributes:
+        reply: the struct of its JSON; None = not JSON.
+        chunk: the struct of an event, where it can stream.
+        event: the struct of a named event, where its stream is of those.
+        raises: errors besides those that any request can meet.
+        required: fields of the body that must be there, though its struct has them optional: null equals absent.
+    """
+
+    method: str
+    path: str
+    summary: str
+    reply: type[msgspec.Struct] | None
+    body: type[Strict] | None = None
+    chunk: type[msgspec.Struct] | None = None
+    event: type[msgspec.Struct] | None = None
+    raises: tuple[type[errors.NeperError], ...] = ()
+    required: tuple[str, ...] = ()
+    open: bool = False
+
+
+_BODY = (errors.InvalidRequestError, errors.ModelNotFoundError, errors.RequestTooLargeError)
+_GENERATES = (*_BODY, errors.QueueFullError)
+_ALWAYS = (errors.OverloadedError, errors.InternalError)
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "The reply to a conversation",
+        replies.ChatCompletion,
+        ChatBody,
+        replies.ChatChunk,
+        raises=_GENERATES,
+        required=("messages",),
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "The continuation of a text",
+        replies.Completion,
+        CompletionBody,
+        replies.CompletionChunk,
+        raises=_GENERATES,
+        required=("prompt",),
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "The response to a text or a conversation",
+        replies.Response,
+        ResponsesBody,
+        event=replies.ResponseEvent,
+        raises=_GENERATES,
+        required=("input",),
+    ),
+    Operation("get", "/v1/models", "The model that is served, as a list", replies.ModelList),
+    Operation("get", "/v1/models/{name}", "The model of that name", replies.Model, raises=(errors.ModelNotFoundError,)),
+    Operation("post", "/tokenize", "Ids of a text", replies.Tokens, TokenizeBody, raises=_BODY),
+    Operation("post", "/detokenize", "Text of ids", replies.Text, DetokenizeBody, raises=_BODY),
+    Operation("get", "/tokenizer_info", "What the tokenizer is", replies.TokenizerInfo),
+    Operation(
+        "get",
+        "/health",
+        "Whether requests are taken",
+        replies.Health,
+        raises=(errors.OverloadedError,),
+        open=True,
+    ),
+    Operation("get", "/metrics", "Metrics for Prometheus", None, open=True),
+    Operation("get", "/openapi.json", "This document", None, open=True),
+)
+
+
+class ApiDocument:
+    """The document of a server; made when first asked for."""
+
+    def __init__(self, *, needs_key: bool) -> None:
+        self._needs_key = needs_key
+
+    @cached_property
+    def json(self) -> bytes:
+        return orjson.dumps(self.document())
+
+    def document(self) -> JsonObject:
+        structs: set[type[msgspec.Struct] | None] = {replies.ErrorReply}
+        for operation in OPERATIONS:
+            structs |= {operation.body, operation.reply, operation.chunk, operation.event}
+        ordered = sorted(filter(None, structs), key=lambda struct: struct.__name__)
+        _, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
+        for kind in _strict_structs():
+            if kind.__name__ in schemas:
+                _tell_refused(schemas[kind.__name__], kind)
+        for operation in OPERATIONS:
+            if operation.body is not None:
+                _demand(schemas[operation.body.__name__], operation.required)
+        paths: dict[str, JsonObject] = {}
+        for operation in OPERATIONS:
+            paths.setdefault(operation.path, {})[operation.method] = self._operation(operation)
+        components: JsonObject = {"schemas": schemas}
+        if self._needs_key:
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "neper",
+                "version": neper.__version__,
+                "summary": "Exact token logprobs, aligned with text",
+            },
+            "paths": paths,
+            "components": components,
+        }
+
+    def _operation(self, operation: Operation) -> JsonObject:
+        raises = operation.raises
+        if not operation.open:
+            raises = (*raises, *_ALWAYS, *((errors.AuthenticationError,) if self._needs_key else ()))
+        made: JsonObject = {"summary": operation.summary, "responses": {"200": _success(operation)}}
+        for status in sorted({error.status for error in raises}):
+            made["responses"][str(status)] = _failure(status)
+        if operation.body is not None:
+            made["requestBody"] = {"required": True, "content": _json(operation.body)}
+        if "{name}" in operation.path:
+            made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        if self._needs_key and not operation.open:
+            made["security"] = [{"key": []}]
+        return made
+
+
+def _success(operation: Operation) -> JsonObject:
+    if operation.path == "/metrics":
+        content: JsonObject = {"text/plain": {"schema": {"type": "string"}}}
+    elif operation.reply is None:
+        content = {"application/json": {"schema": {"type": "object"}}}
+    else:
+        content = _json(operation.reply)
+    if operation.chunk is not None:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": "With `stream: true`: server-sent events. Each one's data is a chunk (see x-event), or "
+                "an error in the form of ErrorReply; the last one's is [DONE].",
+            },
+            "x-event": _reference(operation.chunk),
+        }
+    if operation.event is not None:
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": "With `stream: true`: server-sent events, each named as the `type` in its data (see "
+                "x-event). After response.failed comes an error in the form of ErrorReply; the last data is [DONE].",
+            },
+            "x-event": _reference(operation.event),
+        }
+    return {"description": operation.summary, "content": content, "headers": _headers()}
+
+
+def _failure(status: int) -> JsonObject:
+    waits = status in (errors.QueueFullError.status, errors.OverloadedError.status)
+    return {
+        "description": HTTPStatus(status).phrase,
+        "content": _json(replies.ErrorReply),
+        "headers": _headers(**({"Retry-After": "integer"} if waits else {})),
+    }
+
+
+def _headers(**others: str) -> JsonObject:
+    types = {"X-Request-Id": "string", **others}
+    return {name: {"required": True, "schema": {"type": type}} for name, type in types.items()}
+
+
+def _json(kind: type[msgspec.Struct]) -> JsonObject:
+    return {"application/json": {"schema": _reference(kind)}}
+
+
+def _reference(kind: type[msgspec.Struct]) -> JsonObject:
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def _strict_structs() -> list[type[Strict]]:
+    """All kinds of bodies, and of objects in them."""
+    found: list[type[Strict]] = []
+    queue: list[type[Any]] = [Strict]
+    while queue:
+        kind = queue.pop()
+        found.append(kind)
+        queue += kind.__subclasses__()
+    return found
+
+
+def _tell_refused(schema: JsonObject, kind: type[Strict]) -> None:
+    for name in kind.later:
+        schema["properties"][name] = {"type": "null", "description": _REFUSED}
+
+
+def _demand(schema: JsonObject, names: tuple[str, ...]) -> None:
+    for name in names:
+        field = schema["properties"][name]
+        field.pop("default", None)
+        field["anyOf"] = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
+        schema.setdefault("required", []).append(name)

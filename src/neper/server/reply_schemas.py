@@ -1,0 +1,390 @@
+"""Schemas of replies: what each endpoint answers, for its documentation and its tests.
+
+Nothing is served from these: replies are written as bytes. A field that may be left out is UNSET here, never null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Count = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0)]
+Logprob = Annotated[float, Meta(ge=-9999.0, le=0.0, description="Natural log; -9999.0 stands for -inf.")]
+Byte = Annotated[int, Meta(ge=0, le=255)]
+
+
+class Schema(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Error(Schema):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(Schema):
+    error: Error
+
+
+class Alternative(Schema):
+    token: str
+    logprob: Logprob
+    bytes: list[Byte]
+
+
+class ChatEntry(Schema):
+    """A token of a message: its text, its own bytes, its logprob, and the best alternatives in its place."""
+
+    token: str
+    logprob: Logprob
+    bytes: list[Byte]
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(Schema):
+    """Entries by the text that they spell."""
+
+    content: list[ChatEntry]
+    refusal: None
+    reasoning_content: list[ChatEntry] | UnsetType = UNSET
+    tool_calls: list[ChatEntry] | UnsetType = UNSET
+
+
+class CalledFunction(Schema):
+    name: str
+    arguments: str
+
+
+class CallMade(Schema):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(Schema):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[CallMade] | UnsetType = UNSET
+
+
+class CachedTokens(Schema):
+    cached_tokens: Count
+
+
+class Usage(Schema):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+
+
+class PromptEntry(Schema):
+    logprob: Logprob
+    rank: Annotated[int, Meta(ge=1)]
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptEntry] | None]
+
+
+class Sampled(Schema):
+    """What a choice has of its sampled ids, with `return_token_ids`."""
+
+    token_ids: list[TokenId] | UnsetType = UNSET
+    token_logprobs: list[Logprob] | UnsetType = UNSET
+
+
+class ChatChoice(Sampled, kw_only=True):
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None
+
+
+class ChatCompletion(Schema):
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    model: str
+    system_fingerprint: None
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[TokenId] | UnsetType = UNSET
+
+
+class CalledFunctionDelta(Schema):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CallDelta(Schema, kw_only=True):
+    index: Count
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunctionDelta
+
+
+class ChatDelta(Schema):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Sampled, kw_only=True):
+    index: Count
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "error"] | None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatChunk(Schema):
+    """An event of a streamed chat reply. The last one with `include_usage` has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: Count
+    model: str
+    system_fingerprint: None
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[TokenId] | UnsetType = UNSET
+
+
+class CompletionLogprobs(Schema):
+    """Arrays of equal length, a place a token; `top_logprobs` is null where no alternatives were asked for."""
+
+    tokens: list[str]
+    token_logprobs: list[Logprob | None]
+    top_logprobs: list[dict[str, Logprob] | None] | None
+    text_offset: list[Count]
+
+
+class CompletionChoice(Sampled, kw_only=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[TokenId] | UnsetType = UNSET
+
+
+class Completion(Schema):
+    id: str
+    object: Literal["text_completion"]
+    created: Count
+    model: str
+    system_fingerprint: None
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(Sampled, kw_only=True):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length", "error"] | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    prompt_token_ids: list[TokenId] | UnsetType = UNSET
+
+
+class CompletionChunk(Schema):
+    """An event of a streamed completion. The last one with `include_usage` has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Count
+    model: str
+    system_fingerprint: None
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ReasoningPart(Schema, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class TextPart(Schema, tag_field="type", tag="output_text"):
+    """Text of a response; `logprobs` are the entries of its tokens, none unless they are included."""
+
+    text: str
+    annotations: Annotated[list[None], Meta(max_length=0)]
+    logprobs: list[ChatEntry]
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class ReasoningItem(Schema, tag_field="type", tag="reasoning"):
+    id: str
+    status: ItemStatus
+    summary: Annotated[list[None], Meta(max_length=0)]
+    content: list[ReasoningPart]
+
+
+class MessageItem(Schema, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[TextPart]
+
+
+class ResponseError(Schema):
+    code: Literal["server_error"]
+    message: str
+
+
+class IncompleteDetails(Schema):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseReasoning(Schema):
+    effort: str | None
+    summary: None
+
+
+class ResponseText(Schema):
+    """The form of the text, as it was asked for."""
+
+    format: dict[str, Any]
+
+
+class ResponseInputDetails(Schema):
+    cached_tokens: Count
+    cache_write_tokens: Count
+
+
+class ResponseOutputDetails(Schema):
+    reasoning_tokens: Count
+
+
+class ResponseUsage(Schema):
+    input_tokens: Count
+    input_tokens_details: ResponseInputDetails
+    output_tokens: Count
+    output_tokens_details: ResponseOutputDetails
+    total_tokens: Count
+
+
+class Response(Schema):
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    completed_at: Count | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: Count | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: ResponseText
+    tool_choice: Literal["auto", "none"]
+    tools: Annotated[list[None], Meta(max_length=0)]
+    top_logprobs: Count
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+    output: list[ReasoningItem | MessageItem]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(Schema):
+    """An event of a streamed response. Which fields there are goes with the type."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: Count
+    response: Response | UnsetType = UNSET
+    item: ReasoningItem | MessageItem | UnsetType = UNSET
+    part: ReasoningPart | TextPart | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: Count | UnsetType = UNSET
+    content_index: Count | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[ChatEntry] | UnsetType = UNSET
+
+
+class Model(Schema):
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    max_model_len: Count
+
+
+class ModelList(Schema):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(Schema):
+    tokens: list[TokenId]
+    count: Count
+
+
+class Text(Schema):
+    prompt: str
+
+
+class SpecialToken(Schema):
+    id: TokenId
+    token: str
+
+
+class TokenizerInfo(Schema):
+    """What the tokenizer is. `logits_size` may exceed `vocab_size`; `eos_token_ids` are all that end a reply."""
+
+    kind: str
+    vocab_size: Count
+    logits_size: Count
+    max_model_len: Count
+    bos_token: str | None
+    bos_token_id: TokenId | None
+    eos_token: str | None
+    eos_token_id: TokenId | None
+    eos_token_ids: list[TokenId]
+    pad_token: str | None
+    pad_token_id: TokenId | None
+    special_tokens: list[SpecialToken]
+    adds_bos: bool
+    chat_template: str | dict[str, str] | None
+
+
+class Health(Schema):
+    status: Literal["ok"]

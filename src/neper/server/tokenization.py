@@ -1,0 +1,57 @@
+"""Tokenization over HTTP: text to ids, ids to text, and what the tokenizer is."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from neper.errors import InvalidRequestError
+from neper.server.asgi import read_json, send_json
+from neper.server.protocol import DetokenizeBody, TokenizeBody
+from neper.server.service import Service
+from neper.server.strict import decode_body
+
+
+async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), TokenizeBody)
+    service.check_model(body.model)
+    tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    await send_json(send, orjson.dumps({"tokens": tokens, "count": len(tokens)}))
+
+
+async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), DetokenizeBody)
+    service.check_model(body.model)
+    vocab_size = service.engine.capabilities.vocab_size
+    if body.tokens and max(body.tokens) >= vocab_size:
+        raise InvalidRequestError(f"tokens: ids must be in 0..{vocab_size - 1}", param="tokens")
+
+    def decode() -> bytes:
+        return orjson.dumps({"prompt": service.tokenizer.decode_bytes(body.tokens).decode("utf-8", "replace")})
+
+    await send_json(send, await service.run(len(body.tokens), decode))
+
+
+async def tokenizer_info(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    tokenizer, capabilities = service.tokenizer, service.engine.capabilities
+    named = tokenizer.named_tokens
+    info = {
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "logits_size": capabilities.vocab_size,
+        "max_model_len": capabilities.max_model_len,
+        "bos_token": named.get("bos_token"),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token": named.get("eos_token"),
+        "eos_token_id": tokenizer.eos_token_id,
+        "eos_token_ids": service.eos_token_ids,
+        "pad_token": named.get("pad_token"),
+        "pad_token_id": tokenizer.pad_token_id,
+        "special_tokens": [
+            {"id": token_id, "token": tokenizer.token_text(token_id)}
+            for token_id in sorted(tokenizer.special_token_ids)
+        ],
+        "adds_bos": tokenizer.adds_bos,
+        "chat_template": tokenizer.chat_template,
+    }
+    await send_json(send, orjson.dumps(info))

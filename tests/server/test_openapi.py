@@ -1,0 +1,146 @@
+"""The OpenAPI document: it names every route, and what the server answers is what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from jsonschema import ValidationError
+from starlette.routing import Route
+
+import neper
+from neper.config import ServerConfig
+from neper.server.chat_protocol import ChatBody
+from neper.server.openapi import OPERATIONS, ApiDocument
+from neper.server.protocol import CompletionBody
+from neper.text.tokenizer import Tokenizer
+from tests.helpers.api_schema import ApiSchema, api_schema
+from tests.server.conftest import MODEL, Client, running
+from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES
+
+PATHS = {"/v1/models/{name:path}": "/v1/models/{name}"}
+
+
+@pytest.fixture(scope="module")
+def schema() -> ApiSchema:
+    return api_schema()
+
+
+@pytest.fixture
+def checked(client: Client, schema: ApiSchema) -> Iterator[httpx.Client]:
+    """A client all of whose responses are held against the document."""
+    with httpx.Client(base_url=client.server.url, event_hooks={"response": [schema.check]}, timeout=10) as http:
+        yield http
+
+
+def test_the_document_is_served_and_names_every_route(client: Client) -> None:
+    document = client.http.get("/openapi.json").json()
+    assert document == ApiDocument(needs_key=False).document()
+    assert document["openapi"].startswith("3.1.")
+    assert document["info"]["version"] == neper.__version__
+    routes = {
+        (PATHS.get(route.path, route.path), method.lower())
+        for route in client.server.app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert routes == {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert "security" not in str(document)
+    assert not [name for name in document["components"]["schemas"] if "." in name], "two structs of one name"
+
+
+def test_the_key_is_described_where_one_is_needed(tokenizer: Tokenizer) -> None:
+    with running(tokenizer, ServerConfig(api_key="sesam")) as client:
+        document = client.http.get("/openapi.json").json()
+        assert document["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+        for operation in OPERATIONS:
+            described = document["paths"][operation.path][operation.method]
+            refused = client.http.request(operation.method, operation.path.replace("{name}", "x")).status_code == 401
+            assert refused == ("security" in described) == ("401" in described["responses"])
+
+
+@pytest.mark.parametrize(("body", "name"), [(ChatBody, "messages"), (CompletionBody, "prompt")])
+def test_bodies_are_those_that_are_decoded(schema: ApiSchema, body: type[Any], name: str) -> None:
+    described = schema.document["components"]["schemas"][body.__name__]
+    assert described["properties"].keys() == set(body.__struct_fields__)
+    assert described["required"] == [name]
+    assert described["additionalProperties"] is False
+    assert {"type": "null"} not in described["properties"][name]["anyOf"]
+    for later in body.later:
+        assert described["properties"][later]["type"] == "null"
+
+
+SCORED: list[dict[str, Any]] = [
+    {},
+    {"n": 2, "return_token_ids": True},
+    {"logprobs": 0, "return_token_ids": True},
+    {"logprobs": 3, "stop": "quick", "seed": 5},
+    {"logprobs": 2, "return_tokens_as_token_ids": True},
+    {"stop_token_ids": [2], "ignore_eos": True, "max_tokens": 3},
+]
+
+
+@pytest.mark.parametrize("options", SCORED, ids=str)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_replies_and_streams(client: Client, checked: httpx.Client, path: str, options: dict[str, Any]) -> None:
+    client.say("the quick brown fox 日本")
+    fixed: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "Hello"}
+    assert checked.post(path, json={**fixed, **options, "prompt_logprobs": 1}).status_code == 200
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    assert checked.post(path, json={**fixed, **options, **stream}).status_code == 200
+    if path == COMPLETIONS:
+        for more in ({}, {"stream": True}, {"max_tokens": 0}):
+            assert checked.post(path, json={**fixed, **options, "echo": True, **more}).status_code == 200
+
+
+def test_failures(client: Client, checked: httpx.Client) -> None:
+    client.say("the quick brown fox")
+    client.engine.fail_after = 2
+    for stream in (False, True):
+        checked.post(CHAT, json={"messages": MESSAGES, "stream": stream})
+    client.engine.fail_after = None
+    for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+        for content in (b"", b"[]", b'{"other": 1}', b'{"model": "other"}', b" " * 200_000):
+            checked.post(path, content=content, headers={"content-type": "application/json"})
+        checked.post(path, content="{}")
+        checked.get(path)
+    client.engine.alive = False
+    for path in ("/health", "/v1/models", "/metrics", "/openapi.json"):
+        checked.get(path)
+    assert checked.post(CHAT, json={"messages": MESSAGES}).status_code == 503
+
+
+def test_small_endpoints(checked: httpx.Client) -> None:
+    for path in ("/v1/models", f"/v1/models/{MODEL}", "/tokenizer_info", "/health", "/metrics", "/openapi.json"):
+        assert checked.get(path).status_code == 200
+    assert checked.post("/tokenize", json={"prompt": "Hello"}).status_code == 200
+    assert checked.post("/detokenize", json={"tokens": [5]}).status_code == 200
+    assert checked.get("/v1/models/other").status_code == 404
+
+
+def test_what_is_not_described_is_found(schema: ApiSchema, client: Client) -> None:
+    """The oracle itself: a field too many, one too few, a status that is not listed."""
+    reply = client.http.get("/v1/models")
+    good = reply.json()
+    schema.check(reply)
+    for wrong in ({**good, "other": 1}, {"object": "list"}, {**good, "object": "other"}):
+        with pytest.raises(ValidationError):
+            schema.check(httpx.Response(200, json=wrong, headers={"x-request-id": "x"}, request=reply.request))
+    with pytest.raises(AssertionError, match="does not describe 418"):
+        schema.check(httpx.Response(418, json=good, headers={"x-request-id": "x"}, request=reply.request))
+    with pytest.raises(AssertionError, match="X-Request-Id is missing"):
+        schema.check(httpx.Response(200, json=good, request=reply.request))
+
+
+def test_replies_decode_as_their_structs(client: Client) -> None:
+    client.say("the quick brown fox")
+    for path, operation in ((o.path, o) for o in OPERATIONS if o.chunk is not None):
+        fixed: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "Hello"}
+        reply = client.post(path, **fixed, logprobs=2, return_token_ids=True)
+        assert operation.reply is not None
+        made = msgspec.json.decode(reply.content, type=operation.reply)
+        assert msgspec.json.decode(msgspec.json.encode(made)) == reply.json()

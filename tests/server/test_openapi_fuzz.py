@@ -1,0 +1,54 @@
+"""Requests made from the OpenAPI document, valid and not: never a 5xx, never a response that it does not describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    ignored_auth,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from neper.config import ServerConfig
+from neper.server.openapi import ApiDocument
+from neper.text.tokenizer import Tokenizer
+from tests.server.conftest import Client, running
+
+KEY = "sesam"
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+    ignored_auth,
+]
+schema = schemathesis.openapi.from_dict(ApiDocument(needs_key=True).document())
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer: Tokenizer) -> Iterator[Client]:
+    with running(tokenizer, ServerConfig(api_key=KEY)) as client:
+        client.say("the quick brown fox")
+        yield client
+
+
+@pytest.mark.full  # a minute or two, most of it for making the requests
+@schema.parametrize()
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_all_that_is_described(case: schemathesis.Case, served: Client) -> None:
+    case.call_and_validate(
+        base_url=served.server.url, checks=CHECKS, headers={"Authorization": f"Bearer {KEY}"}, timeout=10
+    )
+    assert served.http.get("/health").status_code == 200
