@@ -182,6 +182,7 @@ def write_odd_model(directory: Path) -> Path:
         model.model.norm.weight.zero_()
         model.model.norm.weight[0] = 24.0
         model.lm_head.weight[:, 0] = torch.arange(VOCAB_SIZE) % LEVELS
+        model.lm_head.weight[POISON, 0] = LEVELS // 2  # neither end of the order: never sampled
         model.model.embed_tokens.weight[POISON] = float("nan")
     model.save_pretrained(directory)
     return directory

@@ -19,6 +19,7 @@ from neper.types import LOGPROBS_MODES
 from tests.helpers.chat_replies import joined
 from tests.server.conftest import CHAT_TEMPLATE, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running, until
 from tests.server.test_errors import check
+from tests.server.test_named_ids import set_capabilities
 
 PATH = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"
@@ -180,7 +181,6 @@ def test_a_full_response_is_its_stream_folded(client: Client, options: dict[str,
 @pytest.mark.parametrize("top", [None, 0, 1, 20])
 def test_entries_are_those_of_chat(client: Client, top: int | None) -> None:
     """On the part, in the deltas and in what ends them (`fold` compares these)."""
-    client.engine.capabilities = msgspec.structs.replace(client.engine.capabilities, logprobs_modes=LOGPROBS_MODES)
     client.say(TEXT)
     full = respond(client, include=[LOGPROBS], top_logprobs=top)
     [part] = full["output"][0]["content"]
@@ -192,6 +192,7 @@ def test_entries_are_those_of_chat(client: Client, top: int | None) -> None:
     done = {event["type"]: event for event in streamed}
     assert done["response.output_text.done"]["logprobs"] == part["logprobs"]
     assert done["response.content_part.done"]["part"]["logprobs"] == part["logprobs"]
+    set_capabilities(client, logprobs_modes=LOGPROBS_MODES)
     for options in ({"logprobs_mode": "tempered_logprobs", "temperature": 0.5}, {"logprob_token_ids": [7, 9]}):
         changed = respond(client, include=[LOGPROBS], top_logprobs=top, **options)["output"][0]["content"][0]
         chat = client.chat(logprobs=True, top_logprobs=top, **options)["choices"][0]["logprobs"]["content"]
