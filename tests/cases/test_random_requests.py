@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -99,12 +98,4 @@ QUIET = {"deadline": None, "derandomize": True, "database": None, "suppress_heal
 @settings(max_examples=200, **QUIET)
 @given(asked=requests())
 def test_random_requests(tiny: RealServer, asked: tuple[str, Json]) -> None:
-    keeps_the_rules(tiny, asked)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)
-@settings(max_examples=2000, **QUIET)
-@given(asked=requests())
-def test_two_thousand_random_requests(tiny: RealServer, asked: tuple[str, Json]) -> None:
     keeps_the_rules(tiny, asked)
