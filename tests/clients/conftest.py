@@ -120,6 +120,15 @@ def tiny_url(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
         yield url
 
 
+@pytest.fixture
+def client(tiny_url: str) -> Iterator[Any]:
+    """The openai SDK's, of the tiny model."""
+    import openai
+
+    with openai.OpenAI(base_url=tiny_url + "/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def smollm2_url(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("smollm2") / "log"

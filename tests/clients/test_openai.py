@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,12 +42,6 @@ def folded(chunks: list[Any]) -> Reply:
         assert "".join(entry["token"] for entry in new) == delta
         text, entries, finish = text + delta, entries + new, choice.finish_reason or finish
     return text, entries, finish
-
-
-@pytest.fixture
-def client(tiny_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=tiny_url + "/v1", api_key="none", max_retries=0, timeout=120) as made:
-        yield made
 
 
 async def async_chat(url: str, bodies: list[dict[str, Any]], *, stream: bool) -> list[Reply]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,12 +48,6 @@ def folded(events: list[Any]) -> Reply:
     assert (done.text, plain(done.to_dict()["logprobs"])) == (text, entries)
     assert whole(events[-1].response)[:2] == (text, entries)
     return text, entries, events[-1].response.status
-
-
-@pytest.fixture
-def client(tiny_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=tiny_url + "/v1", api_key="none", max_retries=0, timeout=120) as made:
-        yield made
 
 
 async def async_replies(url: str, bodies: list[dict[str, Any]], *, stream: bool) -> list[Reply]:

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer as Backend
 from neper.errors import InvalidRequestError
 from neper.text.grammar import (
     MAX_CHARACTERS,
-    TOOL_CALL_FORMATS,
     Constraint,
     after_reasoning,
     choice,
@@ -29,6 +28,7 @@ from neper.text.grammar import (
 )
 from neper.text.matcher import Grammars, Matcher, fill_masks
 from neper.text.tokenizer import Tokenizer
+from neper.text.tools import TOOL_FORMATS
 from tests.text.conftest import Pair
 
 VOCAB_SIZE = 601  # wider than the tokenizers, and no multiple of 32
@@ -366,7 +366,7 @@ CALLS: dict[str, tuple[str, str, str, str]] = {  # before, a call, between calls
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("format", TOOL_CALL_FORMATS)
+@pytest.mark.parametrize("format", TOOL_FORMATS)
 @pytest.mark.parametrize("name", ["tagged", "control", "plain"])
 def test_tool_calls(request: pytest.FixtureRequest, name: str, format: str, parallel: bool) -> None:
     language: Language = request.getfixturevalue(name)

@@ -190,10 +190,8 @@ class EngineCore:
         if length > self.settings.max_model_len:
             return f"the prompt has {length} tokens, the context {self.settings.max_model_len}"
         words = [token_id for word in sampling.bad_words for token_id in word]
-        for ids in (request.prompt_token_ids, sampling.logit_bias, sampling.stop_token_ids, words):
-            if not all(0 <= token_id < vocab for token_id in ids):
-                return f"a token id is outside the vocabulary of {vocab}"
-        for ids in (sampling.allowed_token_ids, logprobs.token_ids):
+        sets = sampling.allowed_token_ids, logprobs.token_ids
+        for ids in (request.prompt_token_ids, sampling.logit_bias, sampling.stop_token_ids, words, *sets):
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 return f"a token id is outside the vocabulary of {vocab}"
         if not all(sampling.bad_words):

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from neper.engine import memory
-from neper.engine.batch import BatchInputs, PromptScoreInputs, SampleInputs
+from neper.engine.batch import BatchInputs, PromptScoreInputs
 from neper.engine.packed import Packed, Segment, host_rows, token_segments
 from neper.engine.penalties import PenaltyTables
 from neper.engine.readback import Readback
+from neper.engine.sample_inputs import SampleInputs
 from neper.engine.settings import MAX_LISTED, EngineSettings
 from neper.engine.view_rows import ViewRows
 from neper.models.decoder import Decoder

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from neper.engine.batch import SampleInputs
 from neper.engine.host_scoring import HostRows
+from neper.engine.sample_inputs import SampleInputs
 from neper.engine.scheduler import ScheduledChunk
 from neper.types import PackedRows, packed_width
 

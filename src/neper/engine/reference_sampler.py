@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neper.engine.batch import BatchInputs, PromptScoreInputs, SampleInputs
+from neper.engine.batch import BatchInputs, PromptScoreInputs
 from neper.engine.packed import Packed, Segment, host_rows, token_segments
 from neper.engine.penalties import PenaltyTables
 from neper.engine.readback import Readback
+from neper.engine.sample_inputs import SampleInputs
 from neper.engine.view_rows import parts
 from neper.models.decoder import Decoder
 from neper.ops import TokenLogprobs, linear_logprobs, sample, token_logprobs

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from neper.types import FinishReason, Request
 
 if TYPE_CHECKING:
-    from neper.engine.batch import Want
+    from neper.engine.sample_inputs import Want
     from neper.text.matcher import Matcher
 
 

@@ -24,7 +24,7 @@ from neper.ops.sampling import filter_logits_
 from neper.types import LISTED_WHOLE, listed_places
 
 if TYPE_CHECKING:
-    from neper.engine.batch import SampleInputs
+    from neper.engine.sample_inputs import SampleInputs
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.protocol import GenerationBody, Positive
-from neper.server.strict import Strict
+from neper.server.strict import Name, Strict
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
-# `$` alone would let a newline follow.
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -79,7 +77,7 @@ class Message(Strict):
 class Function(Strict):
     """A function that the model may call; `parameters` is the JSON schema of its arguments, absent = any object."""
 
-    name: FunctionName
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

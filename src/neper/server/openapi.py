@@ -161,24 +161,22 @@ def _success(operation: Operation) -> JsonObject:
     else:
         content = _json(operation.reply)
     if operation.chunk is not None:
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": "With `stream: true`: server-sent events. Each one's data is a chunk (see x-event), or "
-                "an error in the form of ErrorReply; the last one's is [DONE].",
-            },
-            "x-event": _reference(operation.chunk),
-        }
+        content["text/event-stream"] = _stream(
+            operation.chunk,
+            "With `stream: true`: server-sent events. Each one's data is a chunk (see x-event), or "
+            "an error in the form of ErrorReply; the last one's is [DONE].",
+        )
     if operation.event is not None:
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": "With `stream: true`: server-sent events, each named as the `type` in its data (see "
-                "x-event). After response.failed comes an error in the form of ErrorReply; the last data is [DONE].",
-            },
-            "x-event": _reference(operation.event),
-        }
+        content["text/event-stream"] = _stream(
+            operation.event,
+            "With `stream: true`: server-sent events, each named as the `type` in its data (see "
+            "x-event). After response.failed comes an error in the form of ErrorReply; the last data is [DONE].",
+        )
     return {"description": operation.summary, "content": content, "headers": _headers()}
+
+
+def _stream(event: type[msgspec.Struct], description: str) -> JsonObject:
+    return {"schema": {"type": "string", "description": description}, "x-event": _reference(event)}
 
 
 def _failure(status: int) -> JsonObject:

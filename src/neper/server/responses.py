@@ -167,14 +167,14 @@ class ResponsesReply(Reply[ResponsesBody]):
         self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.json([item.part()]))
 
     def _tell_of_text(self, what: str, **fields: object) -> None:
-        item = self._items[-1]
-        place = {"item_id": item.id, "output_index": len(self._items) - 1, "content_index": 0}
-        self._tell(f"response.{item.text_kind}.{what}", **place, **fields)
+        self._tell_of_content(f"response.{self._items[-1].text_kind}.{what}", **fields)
 
     def _tell_of_part(self, what: str) -> None:
-        item = self._items[-1]
-        place = {"item_id": item.id, "output_index": len(self._items) - 1, "content_index": 0}
-        self._tell(f"response.content_part.{what}", **place, part=item.part())
+        self._tell_of_content(f"response.content_part.{what}", part=self._items[-1].part())
+
+    def _tell_of_content(self, kind: str, **fields: object) -> None:
+        place = {"item_id": self._items[-1].id, "output_index": len(self._items) - 1, "content_index": 0}
+        self._tell(kind, **place, **fields)
 
     def _tell(self, kind: str, **fields: object) -> None:
         if self.request.stream:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
-
-from msgspec import Meta
+from typing import Any, ClassVar, Literal
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.chat_protocol import ReasoningEffort, TopLogprobs
 from neper.server.protocol import GenerationBody, Positive, StreamOptions
-from neper.server.strict import Strict
+from neper.server.strict import Name, Strict
 from neper.server.structured import NamedSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -117,7 +115,7 @@ class TextFormat(Strict):
     """As chat's `response_format`, with the schema's fields beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")] | None = None
+    name: Name | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 
 Body = TypeVar("Body", bound="Strict")
+
+# Of a function or a schema, as OpenAI bounds it. `$` alone would let a newline follow.
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

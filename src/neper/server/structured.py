@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
-
-from msgspec import Meta
+from typing import Any, ClassVar, Literal
 
 from neper.errors import InvalidRequestError
-from neper.server.strict import Strict
+from neper.server.strict import Name, Strict
 from neper.text import grammar
 from neper.text.grammar import Constraint
 
 
 class NamedSchema(Strict):
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    name: Name
     schema: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None

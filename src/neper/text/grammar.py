@@ -7,7 +7,6 @@ keeps its own rule names inside what is put around it. `neper.text.matcher` runs
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 from neper.errors import InvalidRequestError
 from neper.text.json_schema import JsonSchema, check_keywords
 from neper.text.tokenizer import Tokenizer
+from neper.text.tools import FUNCTION_NAME, TOOL_FORMATS
 
 MAX_CHARACTERS = 256 * 1024
 """The longest grammar, serialised."""
-
-TOOL_CALL_FORMATS = ("hermes", "llama3_json", "mistral")
 
 # A space, or a line break and its indentation: whoever likes whitespace must go on with the text some time.
 _WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
@@ -27,7 +25,6 @@ _WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
 # model's choice, and part of the scores.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
 _JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE}
-_FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def tool_calls(
     """At least one call of one of these functions, as a model writes it; with `parallel`, any number.
 
     Args:
-        format: one of TOOL_CALL_FORMATS.
+        format: a name among TOOL_FORMATS.
         functions: OpenAI's function objects: `name`, and `parameters`, a schema of the arguments (absent: any object).
 
     Raises:
@@ -129,7 +126,7 @@ def tool_calls(
         more = '(", " call)*' if parallel else ""
         lines = [f'start: {_tag("[TOOL_CALLS]", tokenizer)} [" "] "[" call {more} "]"', call]
     else:
-        raise ValueError(f"format must be one of {', '.join(TOOL_CALL_FORMATS)}, got {format!r}")
+        raise ValueError(f"format must be one of {', '.join(TOOL_FORMATS)}, got {format!r}")
     return Constraint((*_lark("calls", "\n".join(lines)).grammars, *grammars))
 
 
@@ -170,7 +167,7 @@ def _schema_grammar(name: str, schema: JsonSchema, where: str, param: str) -> di
 
 def _arguments_grammar(function: Mapping[str, Any], param: str) -> dict[str, Any]:
     name = function["name"]
-    if not _FUNCTION_NAME.fullmatch(name):
+    if not FUNCTION_NAME.fullmatch(name):
         raise InvalidRequestError(f"a function's name is 1 to 64 letters, digits, _ and -, not {name!r}", param=param)
     where = f"the parameters of {name}"
     schema = function.get("parameters")

@@ -39,7 +39,7 @@ TOOL_FORMATS = {
 TOOL_CALL_PARSERS = (*TOOL_FORMATS, "none")
 """What a configuration can name."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 _ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
@@ -181,7 +181,7 @@ class CallReader:
         return True
 
     def _is_name(self, name: Range) -> bool:
-        return _NAME.fullmatch(self._reader.text(*name)) is not None
+        return FUNCTION_NAME.fullmatch(self._reader.text(*name)) is not None
 
     def _arguments(self, name: Range) -> Reading[None]:
         """A call begins: its name was read, and here its arguments begin."""
