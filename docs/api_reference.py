@@ -40,10 +40,17 @@ def limits_table() -> str:
     for config, names in LIMITS.items():
         fields = {field.name: field for field in dataclasses.fields(config)}
         for name in names:
-            default = fields[name].default
-            shown = "" if default is None else format_size(default) if name in SIZES else f"{default:g}"
+            shown = _shown(name, fields[name].default)
             lines.append(f"| `--{name.replace('_', '-')}` | {shown} | {fields[name].metadata['help']} |")
     return "\n".join([*lines, ""])
+
+
+def _shown(name: str, default: float | None) -> str:
+    if default is None:
+        return ""
+    if name in SIZES:
+        return format_size(int(default))
+    return f"{default:,}" if isinstance(default, int) else f"{default:g}"
 
 
 def _first_sentence(text: str) -> str:

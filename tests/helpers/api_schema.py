@@ -43,12 +43,16 @@ class ApiSchema:
         if kind == "application/json":
             self._validate(response.json(), content["schema"])
         elif kind == "text/event-stream":
-            *events, done, rest = response.text.split("\n\n")
-            assert (done, rest) == ("data: [DONE]", "")
+            *events, rest = response.text.split("\n\n")
+            assert rest == ""
             error = {"$ref": "#/components/schemas/ErrorReply"}
+            if not events[0].startswith("event: "):
+                assert events.pop() == "data: [DONE]"
             for event in events:
-                data = json.loads(event.removeprefix("data: "))
-                self._validate(data, error if "error" in data else content["x-event"])
+                name, _, text = event.partition("data: ")
+                data = json.loads(text)
+                assert name == (f"event: {data['type']}\n" if name else "")
+                self._validate(data, error if data.keys() == {"error"} else content["x-event"])
 
     def _described(self, request: httpx.Request) -> dict[str, Any] | None:
         for path, pattern in self._paths.items():

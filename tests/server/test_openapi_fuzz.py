@@ -44,9 +44,11 @@ def served(tokenizer: Tokenizer) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.full  # a minute or two, most of it for making the requests
+# Five operations take bodies, so these are more than 2,000 calls: some minutes, most of them for making the requests.
+@pytest.mark.full
+@pytest.mark.timeout(1800)
 @schema.parametrize()
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_that_is_described(case: schemathesis.Case, served: Client) -> None:
     case.call_and_validate(
         base_url=served.server.url, checks=CHECKS, headers={"Authorization": f"Bearer {KEY}"}, timeout=10

@@ -43,9 +43,13 @@ def events(client: Client, given: Any = "Hello", **body: Any) -> list[dict[str, 
     response = client.post(PATH, input=given, stream=True, **body)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    *blocks, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    found = []
+    return told(response.text)
+
+
+def told(text: str) -> list[dict[str, Any]]:
+    *blocks, rest = text.split("\n\n")
+    assert rest == ""
+    found: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
         name, data = block.split("\n")
         content = data.removeprefix("data: ")
@@ -532,16 +536,13 @@ def test_failures(client: Client) -> None:
     check(client.post(PATH, input="Hello"), 500, None, "engine_error")
     response = client.post(PATH, input="Hello", stream=True, **INCLUDE)
     assert response.status_code == 200
-    *blocks, error, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_error"
-    last = json.loads(blocks[-1].split("\n")[1].removeprefix("data: "))
-    EVENT.validate_python(last)
+    *deltas, last, error = told(response.text)
+    assert (error["type"], error["code"], error["param"]) == ("error", "engine_error", None)
+    assert error["message"] == last["response"]["error"]["message"] == "a row was NaN"
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"]["code"] == "server_error"
     assert last["response"]["usage"] is None
-    deltas = [json.loads(block.split("\n")[1].removeprefix("data: ")) for block in blocks]
     text = "".join(event["delta"] for event in deltas if event["type"] == "response.output_text.delta")
     assert shown(last["response"]) == [("message", "incomplete", text)]
     assert text

@@ -387,6 +387,47 @@ def test_tool_calls(request: pytest.FixtureRequest, name: str, format: str, para
     assert language.accepts(reasoned, f"{before}{good[1]}{behind}")
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("format", TOOL_FORMATS)
+@pytest.mark.parametrize("name", ["tagged", "control", "plain"])
+def test_calls_or_text(request: pytest.FixtureRequest, name: str, format: str, parallel: bool) -> None:
+    language: Language = request.getfixturevalue(name)
+    constraint = tool_calls(format, FUNCTIONS, language.tokenizer, parallel=parallel, text=True)
+    language.grammars.check(constraint.text(), "tools")
+    before, call, between, behind = CALLS[format]
+    good = call.replace("NAME", "get").replace("ARGS", '{"x": 1}')
+    bad = call.replace("NAME", "get").replace("ARGS", '{"x": 2}')
+    bare = TOOL_FORMATS[format].bare
+    for reply in (constraint, after_reasoning(constraint, "<think>", "</think>", language.tokenizer, opened=False)):
+        for text in ("", "Hello.", "\n\n日本 <tool {", "[1]", "  "):
+            assert language.accepts(reply, text)
+            if not bare:
+                assert language.accepts(reply, text + before + good + behind)
+                assert not language.accepts(reply, text + before + bad + behind)
+                assert not language.accepts(reply, text + before + "x")
+        assert language.accepts(reply, before + good + behind)
+        assert not language.accepts(reply, before + bad + behind)
+        assert language.accepts(reply, before + between.join([good, good]) + behind) == parallel
+        # Text that begins as a call of this form does must become one.
+        assert language.accepts(reply, '{"x": 1}') != bare
+        assert not language.accepts(reply, f"x{TOOL_FORMATS[format].opening}")
+
+
+@pytest.mark.parametrize("format", [form.name for form in TOOL_FORMATS.values() if not form.bare])
+@pytest.mark.parametrize("name", ["tagged", "control", "plain"])
+def test_calls_or_another_form(request: pytest.FixtureRequest, name: str, format: str) -> None:
+    language: Language = request.getfixturevalue(name)
+    schema = json_schema({"properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False})
+    constraint = tool_calls(format, FUNCTIONS, language.tokenizer, parallel=True, instead=schema)
+    before, call, _, behind = CALLS[format]
+    good = before + call.replace("NAME", "get").replace("ARGS", '{"x": 1}') + behind
+    for reply in (constraint, after_reasoning(constraint, "<think>", "</think>", language.tokenizer, opened=False)):
+        assert language.accepts(reply, '{"n": 5}')
+        assert language.accepts(reply, good)
+        for text in ("", "Hello.", '{"x": 1}', '{"n": 5}' + good, good + '{"n": 5}'):
+            assert not language.accepts(reply, text)
+
+
 def test_control_token_before_calls(byte_level: Pair) -> None:
     backend = Backend.from_file(str(byte_level.path / "tokenizer.json"))
     backend.add_special_tokens(["[TOOL_CALLS]"])

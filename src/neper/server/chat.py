@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from neper.server.chat_protocol import ChatBody
+from neper.server.choices_reply import ChoicesReply
 from neper.server.generation import Choice, Delta, Generation, Part, join_rows
 from neper.server.message_entries import MessageEntries
-from neper.server.reply import Reply
 from neper.server.service import Service
 from neper.text.token_text import Field
 from neper.types import JsonObject, PackedRows
@@ -45,7 +45,7 @@ class _Folded:
     last: Delta | None = None
 
 
-class ChatReply(Reply[ChatBody]):
+class ChatReply(ChoicesReply[ChatBody]):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 

@@ -169,6 +169,15 @@ class ChatBody(GenerationBody):
             )
         return self.logprobs
 
+    @property
+    def constrained_by(self) -> str:
+        if self.functions_required():
+            return "tool_choice"
+        form = self.response_format
+        if self.functions_shown() and (form is None or form.type == "text"):
+            return "tools"
+        return super().constrained_by
+
     def functions_shown(self) -> list[Function]:
         """The functions that the model is told of: none with tool_choice "none"."""
         if self.tools is None or self.tool_choice == "none":
@@ -200,11 +209,6 @@ class ChatBody(GenerationBody):
             if tool.function.name in names:
                 raise InvalidRequestError(f"{where}: there is another {tool.function.name!r}", param="tools")
             names.add(tool.function.name)
-            if tool.function.strict and choice in (None, "auto"):
-                raise UnsupportedError(
-                    f"{where}: strict needs a tool_choice that requires a call: with 'auto' nothing constrains calls",
-                    param="tools",
-                )
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             raise InvalidRequestError(
                 f"tool_choice: there is no function {choice.function.name!r} in tools", param="tool_choice"

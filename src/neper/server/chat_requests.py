@@ -14,6 +14,7 @@ from neper.server.structured import constraint_of
 from neper.text.grammar import Constraint, after_reasoning, tool_calls
 from neper.text.message import MessageParser
 from neper.text.reasoning import ReasoningTags
+from neper.text.tools import ToolFormat
 from neper.types import JsonObject
 
 # Tokens at a prompt's end that hold a reasoning tag and the newlines after it, even where each character is one.
@@ -88,20 +89,39 @@ def _thinking(service: Service, body: ChatBody, token_ids: list[int]) -> _Thinki
 def _constraint(service: Service, body: ChatBody, thinking: _Thinking | None) -> Constraint | None:
     """What the reply must follow after its reasoning."""
     constraint = constraint_of(body.response_format, body.structured_outputs)
-    if constraint is not None and body.functions_shown():
-        param = "response_format" if body.structured_outputs is None else "structured_outputs"
-        raise InvalidRequestError(
-            f"{param} and tools exclude each other, unless tool_choice is 'none': calls do not follow {param}",
-            param=param,
-        )
-    required = body.functions_required()
-    if required and service.tool_format is not None:
-        functions = [_function(function) for function in required]
-        parallel = _parallel(body)
-        constraint = tool_calls(service.tool_format.name, functions, service.tokenizer, parallel=parallel)
+    if service.tool_format is not None and body.functions_shown():
+        constraint = _calls(service, body, service.tool_format, constraint)
     if constraint is None or thinking is None:
         return constraint
     return after_reasoning(constraint, *thinking.tags, service.tokenizer, opened=thinking.opened)
+
+
+def _calls(service: Service, body: ChatBody, form: ToolFormat, instead: Constraint | None) -> Constraint | None:
+    """What a reply with calls must follow; `instead` is what one without calls must. None where all is free."""
+    required = body.functions_required()
+    if instead is not None:
+        param = "response_format" if body.structured_outputs is None else "structured_outputs"
+        reason = None
+        if required:
+            reason = "a call is required"
+        elif body.structured_outputs is not None:
+            reason = "calls do not follow it"
+        elif form.bare:
+            reason = "this model writes calls as JSON without a tag"
+        if reason is not None:
+            raise InvalidRequestError(
+                f"{param} and tools exclude each other here, unless tool_choice is 'none': {reason}", param=param
+            )
+    shown = required or body.functions_shown()
+    free = not required and instead is None
+    if free and not any(function.strict for function in shown):
+        return None
+    # Without a call that is required, only the arguments of strict functions are held to their schema.
+    functions = [_function(function) for function in shown]
+    for function, description in zip(shown, functions, strict=True):
+        if not required and not function.strict:
+            description.pop("parameters", None)
+    return tool_calls(form.name, functions, service.tokenizer, parallel=_parallel(body), text=free, instead=instead)
 
 
 def _parser(service: Service, body: ChatBody, thinking: _Thinking | None) -> Callable[[], MessageParser] | None:

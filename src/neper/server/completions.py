@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from neper.server.choices_reply import ChoicesReply, prompt_scores, read_prompt
 from neper.server.entries import LegacyArrays
 from neper.server.generation import Choice, Delta, Generation, join_rows
 from neper.server.protocol import CompletionBody
-from neper.server.reply import Reply, prompt_scores, read_prompt
 from neper.server.service import Service
 from neper.types import JsonObject, PackedRows, listed_places
 
@@ -28,7 +28,7 @@ class _State:
     last: Delta | None = None
 
 
-class CompletionReply(Reply[CompletionBody]):
+class CompletionReply(ChoicesReply[CompletionBody]):
     kind = "text_completion"
     chunk_kind = "text_completion"
 

@@ -170,7 +170,7 @@ def _success(operation: Operation) -> JsonObject:
         content["text/event-stream"] = _stream(
             operation.event,
             "With `stream: true`: server-sent events, each named as the `type` in its data (see "
-            "x-event). After response.failed comes an error in the form of ErrorReply; the last data is [DONE].",
+            "x-event). After response.failed comes an event `error`.",
         )
     return {"description": operation.summary, "content": content, "headers": _headers()}
 

@@ -39,8 +39,6 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
-    later: ClassVar[tuple[str, ...]] = ("include_obfuscation",)
-
 
 class GenerationBody(Strict):
     """What chat and completions have in common."""
@@ -93,10 +91,17 @@ class GenerationBody(Strict):
             )
         if self.stream_options is not None:
             self.stream_options.refuse_later_fields("stream_options")
+            if self.stream_options.include_obfuscation:
+                raise UnsupportedError("include_obfuscation: true is not supported", param="stream_options")
             if not self.stream:
                 raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what the reply must follow, where one does."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
     def include_usage(self) -> bool:

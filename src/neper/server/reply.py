@@ -1,37 +1,27 @@
-"""A reply in the making: what chat and completions share of shaping deltas, as stream events or as one body."""
+"""A reply in the making: a generation's deltas become stream events, or one body."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-import orjson
-
-from neper.errors import EngineError
-from neper.server.generation import Choice, Delta, Generation, Prompt, join_rows
+from neper.errors import NeperError
+from neper.server.generation import Delta, Generation
 from neper.server.protocol import GenerationBody
-from neper.server.score_texts import ScoreText, read_scores
 from neper.server.service import Service
-from neper.text.detokenizer import Detokenizer, TextToken
-from neper.text.tokenizer import Tokenizer
-from neper.types import JsonObject, PackedRows, listed_places
-
-# Scored prompts from this length on are written in a thread: at 5 us a token they would hold up all streams.
-INLINE_PROMPT_TOKENS = 1000
 
 Body = TypeVar("Body", bound=GenerationBody)
 
 
 class Reply(ABC, Generic[Body]):
-    """Shapes one generation's deltas. A stream calls `begin`, `event` for each delta, `end`; a full reply `add` for
-    each delta, then `body`. Both await `open` before the first delta of a choice.
+    """Shapes one generation's deltas. A stream calls `begin`, `event` for each delta, then `end` or `broken`; a full
+    reply `add` for each delta, then `body`. Both await `open` before the first delta of a choice.
     """
 
-    kind = ""
-    chunk_kind = ""
+    done = b""
+    """What ends every stream, broken ones too."""
 
     def __init__(self, service: Service, body: Body, generation: Generation, reply_id: str) -> None:
         self.service = service
@@ -40,20 +30,9 @@ class Reply(ABC, Generic[Body]):
         self.ids_as_text = bool(body.return_tokens_as_token_ids)
         self._reply_id = reply_id
         self._created = int(time.time())
-        self.head = b"data: " + orjson.dumps(self._envelope(self.chunk_kind))[:-1] + b',"choices":['
-        self.tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
 
     async def open(self, delta: Delta) -> None:
-        """Write what shows the prompt: to be awaited before a choice's first delta is."""
-        choice = self.generation.choices[delta.index]
-        if choice.request.logprobs.prompt_top_k is None or len(choice.prompt.token_ids) < INLINE_PROMPT_TOKENS:
-            self.write_prompt(choice)
-        else:
-            await asyncio.to_thread(self.write_prompt, choice)
-
-    @abstractmethod
-    def write_prompt(self, choice: Choice) -> None:
-        """Write a choice's prompt entries, if any are wanted. May run in a thread."""
+        """Write what comes before a choice's first delta, which is this one."""
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -64,8 +43,12 @@ class Reply(ABC, Generic[Body]):
         """Events of one delta; b"" when it shows nothing."""
 
     @abstractmethod
-    def failure(self, index: int) -> bytes:
-        """The event that ends a choice that failed."""
+    def end(self) -> bytes:
+        """Events after the last delta."""
+
+    @abstractmethod
+    def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
+        """Events of an error: of each choice that it ended, and its own."""
 
     @abstractmethod
     def add(self, delta: Delta) -> None:
@@ -75,71 +58,6 @@ class Reply(ABC, Generic[Body]):
     def body(self) -> bytes:
         """The full reply."""
 
-    def end(self) -> bytes:
-        """Events after the last delta."""
-        if not self.request.include_usage:
-            return b""
-        return self.head + b'],"usage":' + orjson.dumps(self.generation.usage()) + b"}\n\n"
-
-    def chunk(self, choice: JsonObject, extra: bytes = b"") -> bytes:
-        """A stream event with one choice; `extra` are ready-made members of the chunk (`,"name":value`)."""
-        return b"%b%b]%b%b" % (self.head, orjson.dumps(choice), extra, self.tail)
-
-    def full(self, choices: list[JsonObject], **extra: object) -> bytes:
-        envelope = self._envelope(self.kind)
-        return orjson.dumps({**envelope, "choices": choices, "usage": self.generation.usage(), **extra})
-
-    def sampled_fields(self, rows: PackedRows | None) -> JsonObject:
-        """`token_ids`, and with logprobs `token_logprobs`, where the request wants them."""
-        if not self.request.return_token_ids:
-            return {}
-        fields: JsonObject = {"token_ids": rows.token_ids.tolist() if rows else []}
-        if self.generation.choices[0].request.logprobs.top_k is not None:
-            fields["token_logprobs"] = orjson.Fragment(b"[%b]" % _own_numbers(rows))
-        return fields
-
-    def prompt_logprobs(self, choice: Choice) -> bytes | None:
-        """The elements of a choice's `prompt_logprobs`; None where they are not wanted, or another choice's are its."""
-        if self.request.prompt_logprobs is None or choice.request.logprobs.prompt_top_k is None:
-            return None
-        k = listed_places(self.request.prompt_logprobs, self.service.engine.capabilities.vocab_size)
-        tokens, begin = read_prompt(choice.prompt, self.service.tokenizer)
-        return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
-
-    def _envelope(self, kind: str) -> JsonObject:
-        return {
-            "id": self._reply_id,
-            "object": kind,
-            "created": self._created,
-            "model": self.service.model_name,
-            "system_fingerprint": None,
-        }
-
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
-
-
-def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[TextToken], int]:
-    """The prompt's tokens as text, special ones spelled out, and the place of the one that begins the text.
-
-    A BOS that the server added is in no text.
-    """
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False, begins_text=True)
-    if not prompt.added_bos:
-        return detokenizer.step(prompt.token_ids) + detokenizer.flush(), 0
-    data = tokenizer.token_bytes(prompt.token_ids[0])
-    tokens = detokenizer.step(prompt.token_ids[1:]) + detokenizer.flush()
-    return [TextToken(0, "", data, b"", False), *tokens], 1
-
-
-def prompt_scores(choice: Choice, k: int) -> list[ScoreText]:
-    """Scores of all prompt positions but the first. Raises EngineError when the engine left some out."""
-    rows, expected = join_rows(choice.prompt_rows), len(choice.prompt.token_ids) - 1
-    if (len(rows) if rows is not None else 0) != expected:
-        raise EngineError("the engine did not score the whole prompt")
-    return [] if rows is None else read_scores(rows, k)
-
-
-def _own_numbers(rows: PackedRows | None) -> bytes:
-    return b"" if rows is None else b",".join([score.numbers[0] for score in read_scores(rows, 0)])

@@ -327,6 +327,7 @@ class ResponseEvent(Schema):
         "response.completed",
         "response.incomplete",
         "response.failed",
+        "error",
     ]
     sequence_number: Count
     response: Response | UnsetType = UNSET
@@ -338,6 +339,10 @@ class ResponseEvent(Schema):
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[ChatEntry] | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+    error: Error | UnsetType = UNSET
 
 
 class Model(Schema):

@@ -171,11 +171,7 @@ def _num_listed(request: Request, vocab_size: int) -> int:
 
 async def _grammar(service: Service, body: GenerationBody, constraint: Constraint) -> str:
     """The constraint as engines take it, once it is known to compile."""
-    param = "tool_choice"
-    if body.structured_outputs is not None:
-        param = "structured_outputs"
-    elif body.response_format is not None and body.response_format.type != "text":
-        param = "response_format"
+    param = body.constrained_by
     if "grammar" not in service.engine.capabilities.sampling_fields:
         raise UnsupportedError(f"{param}: this engine cannot constrain what it samples", param=param)
     if body.ignore_eos:

@@ -3,7 +3,7 @@
 response.created · in_progress
   output_item.added · content_part.added · reasoning_text.delta … done · content_part.done · output_item.done
   output_item.added · content_part.added · output_text.delta … done · content_part.done · output_item.done
-response.completed | incomplete | failed
+response.completed | incomplete | failed, and error
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Literal
 import msgspec
 import orjson
 
-from neper.server.generation import Choice, Delta, Generation
+from neper.errors import NeperError
+from neper.server.generation import Delta, Generation
 from neper.server.message_entries import MessageEntries
 from neper.server.reply import Reply
 from neper.server.responses_protocol import ResponsesBody
@@ -85,21 +86,17 @@ class _Message(_Item):
 class ResponsesReply(Reply[ResponsesBody]):
     """Takes deltas into items, and tells of it in events where they are wanted."""
 
-    kind = "response"
-
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
         self._entries = MessageEntries(service.entries, ids_as_text=self.ids_as_text)
         self._id = reply_id.replace("-", "_")  # as clients know this endpoint's
         self._status: Status = "in_progress"
         self._items: list[_Item] = []
+        self._error = ""
         self._num_reasoning_tokens = 0
         self._events: list[bytes] = []
         self._num_events = 0
         self._given = self._given_fields()
-
-    def write_prompt(self, choice: Choice) -> None:
-        """A response does not show its prompt."""
 
     def begin(self) -> bytes:
         self._tell("response.created", response=self._response())
@@ -130,11 +127,15 @@ class ResponsesReply(Reply[ResponsesBody]):
         self._tell(f"response.{self._status}", response=self._response())
         return self._told()
 
-    def failure(self, index: int) -> bytes:
-        self._status = "failed"
-        for item in self._items[-1:]:
-            item.status = "incomplete"
-        self._tell("response.failed", response=self._response())
+    def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
+        if unfinished:
+            self._status, self._error = "failed", error.message
+            for item in self._items[-1:]:
+                item.status = "incomplete"
+            self._tell("response.failed", response=self._response())
+        # In `error` too, for clients that look there as in any stream.
+        fields = {"type": error.type, "message": error.message, "param": error.param, "code": error.code}
+        self._tell("error", code=error.code, message=error.message, param=error.param, error=fields)
         return self._told()
 
     def body(self) -> bytes:
@@ -188,11 +189,11 @@ class ResponsesReply(Reply[ResponsesBody]):
 
     def _response(self) -> JsonObject:
         """The response as it stands."""
-        error = {"code": "server_error", "message": "the response failed; the error follows"}
+        error = {"code": "server_error", "message": self._error}
         ended = self._status in ("completed", "incomplete")
         return {
             "id": self._id,
-            "object": self.kind,
+            "object": "response",
             "created_at": self._created,
             "completed_at": int(time.time()) if self._status == "completed" else None,
             "status": self._status,

@@ -238,8 +238,6 @@ class ResponsesBody(GenerationBody):
             raise UnsupportedError("background: true is not supported: this server keeps nothing", param="background")
         if self.truncation == "auto":
             raise UnsupportedError("truncation 'auto' is not supported: nothing is cut here", param="truncation")
-        if self.stream_options is not None and self.stream_options.include_obfuscation:
-            raise UnsupportedError("include_obfuscation: true is not supported", param="stream_options")
         if self.tools:
             raise UnsupportedError("tools are not supported here, only in chat completions", param="tools")
         if self.tool_choice not in (None, "auto", "none"):

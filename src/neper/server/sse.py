@@ -14,14 +14,13 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from neper.errors import InternalError, NeperError
-from neper.server.asgi import error_json, send_json
+from neper.server.asgi import send_json
 from neper.server.exchange import Exchange
 from neper.server.generation import ClientDisconnected, Delta, Generation
 from neper.server.reply import Reply
 
 log = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -95,9 +94,8 @@ async def _stream(reply: Reply[Any], deltas: list[Delta], send: Send) -> NeperEr
         failure = error
         reply.generation.close()
         unfinished = [choice.index for choice in reply.generation.choices if choice.index not in finished]
-        events += [reply.failure(index) for index in unfinished]
-        events.append(b"data: " + error_json(error) + b"\n\n")
-    await send({"type": "http.response.body", "body": b"".join([*events, DONE]), "more_body": False})
+        events.append(reply.broken(error, unfinished))
+    await send({"type": "http.response.body", "body": b"".join([*events, reply.done]), "more_body": False})
     return failure
 
 

@@ -24,6 +24,7 @@ _WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
 # Text that is certain may come in any tokens, not only in those that the tokenizer would cut it into: which ones is the
 # model's choice, and part of the scores.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
+_ANYTHING = "/(?s:.*)/"
 _JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE}
 
 
@@ -93,13 +94,23 @@ def user_grammar(text: str, *, param: str = "structured_outputs") -> Constraint:
 
 
 def tool_calls(
-    format: str, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, parallel: bool, param: str = "tools"
+    format: str,
+    functions: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    parallel: bool,
+    text: bool = False,
+    instead: Constraint | None = None,
+    param: str = "tools",
 ) -> Constraint:
-    """At least one call of one of these functions, as a model writes it; with `parallel`, any number.
+    """Calls of these functions, as a model writes them: at least one, and with `parallel` any number.
 
     Args:
         format: a name among TOOL_FORMATS.
         functions: OpenAI's function objects: `name`, and `parameters`, a schema of the arguments (absent: any object).
+        text: any text may come before the calls, and in place of them.
+        instead: JSON that may come in place of the calls, which then must not be `bare` themselves: a lexer could not
+            tell which it reads.
 
     Raises:
         InvalidRequestError: a name that is none or occurs twice, or a schema that is not one of an object.
@@ -107,27 +118,40 @@ def tool_calls(
     if not functions:
         raise InvalidRequestError("there is no function to call", param=param)
     key = "parameters" if format == "llama3_json" else "arguments"
-    calls: list[str] = []
-    grammars: list[dict[str, Any]] = []
+    heads: list[str] = []
+    grammars: list[Mapping[str, Any]] = []
     for function in functions:
         grammar = _arguments_grammar(function, param)
         if grammar["name"] in [other["name"] for other in grammars]:
             raise InvalidRequestError(f"there are two functions named {function['name']!r}", param=param)
         head = f'{{"name": "{function["name"]}", "{key}": '
-        calls.append(f'{_quoted(head)} @{grammar["name"]} "}}"')
+        heads.append(f'{_quoted(head)} @{grammar["name"]} "}}"')
         grammars.append(grammar)
-    call = f"call: {' | '.join(calls)}"
-    if format == "hermes":
-        block = f'block: {_tag("<tool_call>", tokenizer)} "\\n" call "\\n" {_tag("</tool_call>", tokenizer)}'
-        lines = ['start: block ("\\n" block)*' if parallel else "start: block", block, call]
-    elif format == "llama3_json":
-        lines = ['start: call ("; " call)*' if parallel else "start: call", call]
-    elif format == "mistral":
-        more = '(", " call)*' if parallel else ""
-        lines = [f'start: {_tag("[TOOL_CALLS]", tokenizer)} [" "] "[" call {more} "]"', call]
+    form = TOOL_FORMATS[format]
+    opening = _tag(form.opening, tokenizer)
+    first = "lead" if text else opening
+    call = f"call: {' | '.join(heads)}"
+    if form.name == "hermes":
+        start, more = f"start: {first} body", f'("\\n" {opening} body)*'
+        lines = [call, f'body: "\\n" call "\\n" {_tag("</tool_call>", tokenizer)}']
+    elif form.name == "llama3_json":
+        start, more = "start: call", '("; " call)*'
+        lines = [call]
     else:
-        raise ValueError(f"format must be one of {', '.join(TOOL_FORMATS)}, got {format!r}")
-    return Constraint((*_lark("calls", "\n".join(lines)).grammars, *grammars))
+        start, more = f"start: {first} list", ""
+        others = '(", " call)*' if parallel else ""
+        lines = [call, f'list: [" "] "[" call {others} "]"']
+    if parallel:
+        start = f"{start} {more}"
+    if text:
+        start += " | TEXT"
+        # Where calls need no tag, text that begins with a brace is one.
+        lines.append(f"TEXT: {_without(form.opening)}" + (r" & /[ \t\r\n]*([^ \t\r\n{](?s:.*))?/" if form.bare else ""))
+        lines += [] if form.bare else _up_to("lead", form.opening, tokenizer)
+    if instead is not None:
+        start += f" | @{instead.grammars[0]['name']}"
+        grammars += instead.grammars
+    return Constraint((*_lark("calls", "\n".join([start, *lines])).grammars, *grammars))
 
 
 def after_reasoning(constraint: Constraint, open: str, close: str, tokenizer: Tokenizer, *, opened: bool) -> Constraint:
@@ -139,19 +163,10 @@ def after_reasoning(constraint: Constraint, open: str, close: str, tokenizer: To
     Args:
         opened: the prompt has opened the reasoning, so it comes first and must be closed; otherwise it may be left out.
     """
-    if _control_token(close, tokenizer) is None:
-        text = f"reasoning[lazy]: /(?s:.*)/ {_quoted(close)}"
-        lines = ["block: reasoning BREAKS?", text]
-    else:
-        anything = "/(?s:.*)/"
-        lines = [
-            f"block: REASONING {_tag(close, tokenizer)} BREAKS?",
-            f"REASONING: {anything} & ~({anything} {_quoted(close)} {anything})",
-        ]
+    lines = ["block: reasoning BREAKS?", *_up_to("reasoning", close, tokenizer), r"BREAKS: /\n{1,3}/"]
     inner = f"@{constraint.grammars[0]['name']}"
     start = f"start: block {inner}" if opened else f"start: ({_tag(open, tokenizer)} block)? {inner}"
-    lines = [start, *lines, r"BREAKS: /\n{1,3}/"]
-    return Constraint((*_lark("reply", "\n".join(lines)).grammars, *constraint.grammars))
+    return Constraint((*_lark("reply", "\n".join([start, *lines])).grammars, *constraint.grammars))
 
 
 def _lark(name: str, text: str) -> Constraint:
@@ -180,6 +195,17 @@ def _arguments_grammar(function: Mapping[str, Any], param: str) -> dict[str, Any
 def _control_token(text: str, tokenizer: Tokenizer) -> int | None:
     data = text.encode()
     return next((place for place in sorted(tokenizer.special_token_ids) if tokenizer.token_bytes(place) == data), None)
+
+
+def _up_to(rule: str, tag: str, tokenizer: Tokenizer) -> list[str]:
+    """A rule for any text and the first `tag`, which is a control token or, however it is cut into tokens, text."""
+    if _control_token(tag, tokenizer) is None:
+        return [f"{rule}[lazy]: {_ANYTHING} {_quoted(tag)}"]
+    return [f"{rule}: BEFORE_{rule.upper()} {_tag(tag, tokenizer)}", f"BEFORE_{rule.upper()}: {_without(tag)}"]
+
+
+def _without(tag: str) -> str:
+    return f"{_ANYTHING} & ~({_ANYTHING} {_quoted(tag)} {_ANYTHING})"
 
 
 def _tag(text: str, tokenizer: Tokenizer) -> str:
