@@ -6,7 +6,7 @@ field is used. Fields listed as `later` are known but not implemented: anything 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
