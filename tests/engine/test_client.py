@@ -58,9 +58,9 @@ async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def pid_of(client: EngineClient) -> int:
-    assert client._connection is not None
-    assert client._connection._process is not None
-    return client._connection._process.pid
+    assert client._supervisor.connection is not None
+    assert client._supervisor.connection._process is not None
+    return client._supervisor.connection._process.pid
 
 
 def go(test: Coroutine[Any, Any, None]) -> None:
@@ -198,7 +198,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(directory: Path) -> None:
 def test_it_starts_again_after_a_start_that_could_not_even_begin(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neper.engine.client._FIRST_BACKOFF", 0.05)
+    monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 0.05)
     open_connection, opened = _Connection.open, 0
 
     async def fail_once(connection: _Connection) -> None:
@@ -242,7 +242,7 @@ async def main():
     client = EngineClient(EngineConfig(model={str(directory)!r}, dtype="float32"), resolve({str(directory)!r}))
     if {ready}:
         await client.start()
-        connection = client._connection
+        connection = client._supervisor.connection
     else:  # killed before the child has got through its imports
         connection = _Connection()
         await connection.open()

@@ -10,9 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -20,6 +18,7 @@ import zmq
 import zmq.asyncio
 
 from neper.config import EngineConfig
+from neper.engine.chunk_stream import ChunkStream
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.messages import (
     Abort,
@@ -34,15 +33,13 @@ from neper.engine.messages import (
     decode_from_engine,
     encode,
 )
+from neper.engine.supervisor import Supervisor
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import ModelSource
-from neper.types import Progress, Request, TokenChunk
+from neper.types import Progress, Request
 
 logger = logging.getLogger("neper.engine")
 
-_FIRST_BACKOFF = 1.0
-_LONGEST_BACKOFF = 30.0
-_HEALTHY_SECONDS = 60.0
 _EXIT_SECONDS = 10.0
 _LAST_MESSAGE_MS = 100  # a message sent just before the process exited may still be on its way
 
@@ -50,8 +47,8 @@ _LAST_MESSAGE_MS = 100  # a message sent just before the process exited may stil
 class EngineClient:
     """An Engine (see neper.engine.interface) in a process of its own.
 
-    The process's death is an EngineDeadError for the requests it had. It is started again, after 1 s, then 2 s, and so
-    on to 30 s while it keeps dying; until it is ready, `submit` raises OverloadedError.
+    The process's death is an EngineDeadError for the requests it had. It is started again (see Supervisor); until it
+    is ready, `submit` raises OverloadedError.
     """
 
     def __init__(
@@ -60,13 +57,10 @@ class EngineClient:
         self._config = dataclasses.replace(config, model=str(source.path))
         self._log_level = log_level
         self._progress = progress
-        self._streams: dict[str, EngineStream] = {}
+        self._streams: dict[str, ChunkStream] = {}
         self._stats = EngineStats()
-        self._restarts = 0
         self._capabilities: Capabilities | None = None
-        self._alive = False
-        self._connection: _Connection | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        self._supervisor = Supervisor(self._launch, self._serve, self._lost)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -76,7 +70,7 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        return self._alive
+        return self._supervisor.alive
 
     async def start(self) -> None:
         """Start the process and wait until it is ready.
@@ -84,41 +78,34 @@ class EngineClient:
         Raises:
             StartupError: it cannot start as configured, or it died while loading.
         """
-        connection = await self._launch()
-        self._supervisor = asyncio.create_task(self._supervise(connection))
+        await self._supervisor.start()
 
     async def close(self) -> None:
         """End the process. Requests still running end with EngineDeadError. To end a `start` under way, cancel it."""
-        self._alive = False
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait((self._supervisor,))  # however it ended, the process must be ended too
-            self._supervisor = None
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._supervisor.close()
         self._fail_streams("the server is shutting down")
 
-    def submit(self, request: Request) -> EngineStream:
-        if not self._alive:
+    def submit(self, request: Request) -> ChunkStream:
+        if not self.alive:
             raise OverloadedError("the engine is being started again; try again shortly", retry_after=5)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")  # its chunks would be another stream's
         self._send(Submit(request))  # first: what cannot be encoded raises, and must leave nothing behind
-        stream = self._streams[request.request_id] = EngineStream(self, request.request_id)
+        stream = self._streams[request.request_id] = ChunkStream(request.request_id, self._forget)
         return stream
 
     def stats(self) -> EngineStats:
         return self._stats
 
-    def forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str) -> None:
         """Stop the work of a stream that was closed before its end."""
-        if self._streams.pop(request_id, None) is not None and self._alive:
+        if self._streams.pop(request_id, None) is not None and self.alive:
             self._send(Abort(request_id))
 
     def _send(self, message: ToEngine) -> None:
-        assert self._connection is not None
-        self._connection.send(message)
+        connection = self._supervisor.connection
+        assert connection is not None
+        connection.send(message)
 
     async def _launch(self) -> _Connection:
         connection = _Connection()
@@ -138,38 +125,12 @@ class EngineClient:
         except BaseException:
             await connection.close(kill=True)
             raise
-        self._connection = connection
         self._capabilities = message.capabilities
         self._stats = self._with_restarts(message.stats)
-        self._alive = True
         return connection
 
-    async def _supervise(self, connection: _Connection) -> None:
-        """Hand out chunks for as long as the process lives, then start the next one."""
-        backoff = _FIRST_BACKOFF
-        while True:
-            started = time.monotonic()
-            try:
-                await self._dispatch(connection)
-                logger.error("the engine process died (exit status %s)", connection.status)
-            except Exception:  # a message that cannot be read: the two sides no longer agree on anything
-                logger.exception("lost touch with the engine process")
-            self._alive = False
-            self._fail_streams("the engine process died while it served this request")
-            await connection.close(kill=True)
-            if time.monotonic() - started > _HEALTHY_SECONDS:
-                backoff = _FIRST_BACKOFF
-            while not self._alive:
-                logger.info("starting the engine again in %.0f s", backoff)
-                await asyncio.sleep(backoff)
-                backoff = min(2 * backoff, _LONGEST_BACKOFF)
-                self._restarts += 1
-                try:
-                    connection = await self._launch()
-                except Exception as error:  # no memory, no files, ...: whatever it was may have passed at the next try
-                    logger.error("the engine did not start: %s", error, exc_info=not isinstance(error, StartupError))
-
-    async def _dispatch(self, connection: _Connection) -> None:
+    async def _serve(self, connection: _Connection) -> None:
+        """Hand out chunks for as long as the process lives."""
         while (message := await connection.receive()) is not None:
             if not isinstance(message, Step):
                 continue
@@ -183,45 +144,15 @@ class EngineClient:
                 stream.put(chunk)
 
     def _with_restarts(self, stats: EngineStats) -> EngineStats:
-        return msgspec.structs.replace(stats, restarts=self._restarts)
+        return msgspec.structs.replace(stats, restarts=self._supervisor.restarts)
+
+    def _lost(self) -> None:
+        self._fail_streams("the engine process died while it served this request")
 
     def _fail_streams(self, message: str) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.put(EngineDeadError(message))
-
-
-class EngineStream:
-    """The chunks of one request (a TokenStream)."""
-
-    def __init__(self, client: EngineClient, request_id: str) -> None:
-        self._client = client
-        self._request_id = request_id
-        self._chunks: asyncio.Queue[TokenChunk | EngineDeadError | None] = asyncio.Queue()
-        self._ended = False
-
-    def put(self, chunk: TokenChunk | EngineDeadError) -> None:
-        self._chunks.put_nowait(chunk)
-
-    def __aiter__(self) -> AsyncIterator[TokenChunk]:
-        return self
-
-    async def __anext__(self) -> TokenChunk:
-        if self._ended:
-            raise StopAsyncIteration
-        chunk = await self._chunks.get()
-        if self._ended or chunk is None:  # closed while it waited
-            raise StopAsyncIteration
-        if isinstance(chunk, EngineDeadError):
-            self._ended = True
-            raise chunk
-        self._ended = chunk.finish_reason is not None
-        return chunk
-
-    def close(self) -> None:
-        self._ended = True
-        self._chunks.put_nowait(None)  # wakes a task that waits for the next chunk
-        self._client.forget(self._request_id)
 
 
 class _Connection:
