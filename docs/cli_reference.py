@@ -12,10 +12,12 @@ COMMANDS: list[list[str]] = [
     [],
     ["serve"],
     ["chat"],
+    ["engine"],
     ["doctor"],
     ["bench", "cpu"],
     ["bench", "kernels"],
     ["bench", "engine"],
+    ["bench", "http"],
 ]
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 import neper
-from neper.config import EngineConfig, ServerConfig
-from neper.errors import NeperError
+from neper.config import EngineConfig, LineEngineConfig, ServerConfig
+from neper.errors import NeperError, StartupError
 from neper.options import with_options
 
 INTERRUPTED = 130
@@ -64,6 +64,7 @@ def root(
     \b
     neper serve                        an OpenAI-compatible server on http://127.0.0.1:8000
     neper chat "Name a colour."        one reply here, each token shaded by its probability
+    neper engine MODEL                 an engine for other programs, on standard input and output
     neper doctor                       what this machine offers and what neper would use
 
     \b
@@ -81,6 +82,7 @@ def serve(
     ] = EngineConfig.model,
     *,
     engine: EngineConfig,
+    line: LineEngineConfig,
     server: ServerConfig,
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API.
@@ -90,13 +92,19 @@ def serve(
       neper serve
       neper serve ./my-model --port 9000 --max-model-len 4096
       neper serve model.gguf --host 0.0.0.0 --api-key "$KEY" --kv-cache-memory 2GiB
+      neper serve --engine-command "./engine --serve model.bin" --tokenizer ./my-model
+
+    With --engine-command an engine of someone else's computes, which speaks the T/LP line protocol on its standard
+    input and output; the options of neper's own engine then mean nothing.
 
     Ctrl-C or SIGTERM stops it: running requests are finished first, for at most --drain-timeout seconds; a second
     Ctrl-C ends at once.
     """
     from neper.server.run import serve as run
 
-    raise typer.Exit(run(dataclasses.replace(engine, model=model), server))
+    if line.engine_command is not None and model != EngineConfig.model:
+        raise StartupError(f"give a model ({model}) or --engine-command, not both")
+    raise typer.Exit(run(dataclasses.replace(engine, model=model), line, server))
 
 
 @app.command()
@@ -141,6 +149,51 @@ def chat(
         top=top,
         plain=plain,
     )
+
+
+@app.command("engine")
+@guarded
+@with_options(skip=frozenset({"model"}))
+def line_engine(
+    model: Annotated[str, typer.Argument(help="smollm2-135m (embedded), a directory, a .gguf file, or a hub id.")],
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Changes nothing; callers of other engines end their commands with it.")
+    ] = False,
+    *,
+    engine: EngineConfig,
+) -> None:
+    """Run a model for another program, over lines of text on standard input and output (the T/LP protocol).
+
+    \b
+    Examples:
+      neper engine ./my-model --max-num-seqs 1
+      neper serve --engine-command "neper engine ./my-model" --tokenizer ./my-model
+
+    What a session looks like; < is written to its standard input, > is read from its standard output:
+
+    \b
+      > INFO engine=neper version=0.1.0 model=my-model
+      > INFO vocab_size=49152 max_logprobs=20
+      > READY 8192 stop slots=64
+      < GEN a 2 temperature=0 logprobs=1 504,3575,282,4649,314
+      > T 7042 #a
+      > LP -0.5021 7042:-0.5021 #a
+      > T 30 #a
+      > LP -0.1373 30:-0.1373 #a
+      > DONE 2 5 30.2 14.5 length 0 0 0 0 0 #a
+      < QUIT
+
+    A request is a name, the most tokens to generate, key=value options and the ids of the prompt. Options:
+    temperature (0 or none: greedy), top_p, top_k, min_p, seed, penalty_repeat, penalty_freq, penalty_present,
+    logprobs=K (an LP line after each T: the token's own logprob, then the K best), allowed=1,2,3 (the only ids that
+    may come, and exactly those that LP lists). STOP a ends it early; DONE or ERR is its last line. PP tells how much of
+    a long prompt was read. With --max-num-seqs 1 there are no names, and no #a: requests run one after the other.
+
+    QUIT or the end of standard input ends the engine; what runs is dropped. Its log is on standard error.
+    """
+    from neper.wire.speak import run
+
+    raise typer.Exit(run(dataclasses.replace(engine, model=model)))
 
 
 @app.command()
@@ -300,6 +353,69 @@ def bench_engine(
         parts=tuple(part.strip() for part in parts.split(",")) if parts is not None else PARTS,
         quick=quick,
         time_limit=time_limit,
+    )
+
+
+@bench.command("http")
+@guarded
+def bench_http(
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model as `neper serve` takes it. On a CPU the default model.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", help="Random weights in a real model's shape: qwen3-0.6b (default on a GPU), qwen3-4b."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Device: cpu or cuda. Default: cuda where there is one.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it."),
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--num-threads", min=1, help="CPU threads of the engine. Default: one a core.")
+    ] = None,
+    streams: Annotated[int, typer.Option("--streams", min=1, help="Requests at a time.")] = 64,
+    reply: Annotated[
+        int | None, typer.Option("--reply", min=1, help="Tokens of each reply. Default: 128 on a CPU, 1024 on a GPU.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Batches of each case.")] = 5,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="Directory for http-<card>[-<model>].json and .md; without it, print only."),
+    ] = None,
+) -> None:
+    """What logprobs cost over HTTP, and what requests cost that are refused.
+
+    \b
+    Examples:
+      neper bench http --out results
+      neper bench http --streams 8 --reply 32 --rounds 1
+      neper bench http --shape qwen3-0.6b --device cuda --out results
+
+    Starts `neper serve` and sends it batches of streamed chat completions whose cases take turns, a batch each a round:
+    without logprobs, with 0 and with 20 alternatives, without logprobs while 200 more requests arrive that the server
+    has no room for, and without logprobs again. Every reply is checked. A figure is a ratio within this run, and its
+    bound holds when it is at least the bound or what repetitions of one case differ by (A / A). The CPU time of the
+    API process, without its engine, is told a token.
+
+    Takes about ten minutes on a small CPU. Progress is on stderr.
+    """
+    from neper.bench.http import run
+
+    run(
+        out,
+        model=model,
+        shape=shape,
+        device=device,
+        dtype=dtype,
+        num_threads=num_threads,
+        streams=streams,
+        reply=reply,
+        rounds=rounds,
     )
 
 

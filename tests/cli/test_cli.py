@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import neper
 from neper.cli import app
-from neper.config import EngineConfig, ServerConfig
+from neper.config import EngineConfig, LineEngineConfig, ServerConfig
 from neper.errors import StartupError
 from neper.server.chat_protocol import ChatBody
 from neper.server.protocol import CompletionBody
@@ -31,8 +31,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replaces the server by one that notes what it was given, and does what `outcome` says."""
     seen: dict[str, Any] = {"outcome": lambda: 0}
 
-    def serve(engine: EngineConfig, server: ServerConfig) -> int:
-        seen.update(engine=engine, server=server)
+    def serve(engine: EngineConfig, line: LineEngineConfig, server: ServerConfig) -> int:
+        seen.update(engine=engine, line=line, server=server)
         return int(seen["outcome"]())
 
     module = ModuleType("neper.server.run")
@@ -67,6 +67,7 @@ COMMANDS = [
     ("bench", "cpu"),
     ("bench", "kernels"),
     ("bench", "engine"),
+    ("bench", "http"),
 ]
 
 
@@ -87,12 +88,17 @@ def test_serve_hands_flags_to_the_server(served: dict[str, Any]) -> None:
     arguments = ["serve", "some-model", "--port", "9000", "--no-prefix-caching", "--kv-cache-memory", "1GiB"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert served["engine"] == EngineConfig(model="some-model", prefix_caching=False, kv_cache_memory=2**30)
+    assert served["line"] == LineEngineConfig()
     assert served["server"] == ServerConfig(port=9000)
+    arguments = ["serve", "--engine-command", "engine --serve x", "--tokenizer", "d", "--engine-silence-timeout", "5"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    expected = LineEngineConfig(engine_command="engine --serve x", tokenizer="d", engine_silence_timeout=5.0)
+    assert served["line"] == expected
 
 
 def test_serve_without_arguments_is_the_default_config(served: dict[str, Any]) -> None:
     assert CliRunner().invoke(app, ["serve"]).exit_code == 0
-    assert (served["engine"], served["server"]) == (EngineConfig(), ServerConfig())
+    assert (served["engine"], served["line"], served["server"]) == (EngineConfig(), LineEngineConfig(), ServerConfig())
 
 
 def test_an_error_is_one_line_on_stderr(served: dict[str, Any]) -> None:
@@ -119,6 +125,10 @@ def test_interrupt_ends_with_130_and_no_traceback(served: dict[str, Any]) -> Non
         (["serve", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["serve", "--dtype", "int8"], "dtype must be float32 or bfloat16"),
         (["serve", "--log-level", "loud"], "log_level must be debug, info, warning or error"),
+        (["serve", "--engine-command", "x"], "--engine-command needs --tokenizer"),
+        (["serve", "--tokenizer", "x"], "--tokenizer needs --engine-command"),
+        (["serve", "x", "--engine-command", "x", "--tokenizer", "x"], "give a model (x) or --engine-command"),
+        (["serve", "--engine-command", "x", "--tokenizer", "/no/such", "--port", "0"], "--tokenizer: /no/such is not"),
     ],
 )
 def test_what_a_config_refuses_is_an_error_of_the_command(arguments: list[str], says: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from neper.config import EngineConfig, ServerConfig
+from neper.config import EngineConfig, LineEngineConfig, ServerConfig
 from neper.errors import ModelLoadError, StartupError
 from neper.server import run
 from neper.server.run import base_url, bind, is_loopback, ready_message, serve
@@ -51,14 +51,14 @@ def test_a_port_in_use_is_told_before_any_model_is_looked_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=rf"port {port} on 127.0.0.1 is in use.*another --port"):
-            serve(EngineConfig(model="no-such-model"), ServerConfig(port=port))
+            serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=port))
 
 
 def test_a_bound_port_is_free_again_after_a_failed_start() -> None:
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     with pytest.raises(ModelLoadError):
-        serve(EngineConfig(model="no-such-model"), ServerConfig(port=port))
+        serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=port))
     bind("127.0.0.1", port).close()
 
 
@@ -74,7 +74,7 @@ def test_an_open_door_is_warned_about(monkeypatch: pytest.MonkeyPatch, capfd: py
     monkeypatch.setattr(run, "is_loopback", lambda address: False)
     for key, warned in ((None, True), ("secret", False)):
         with pytest.raises(ModelLoadError):
-            serve(EngineConfig(model="no-such-model"), ServerConfig(port=0, api_key=key))
+            serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=0, api_key=key))
         assert ("without --api-key" in capfd.readouterr().err) is warned
 
 

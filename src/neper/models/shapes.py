@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from neper.errors import ModelLoadError
 from neper.models.decoder import Decoder
@@ -58,17 +62,49 @@ def random_decoder(config: ModelConfig, *, dtype: torch.dtype, device: torch.dev
     The weights are drawn on the device, in `dtype`: the same seed gives the same ones on the same kind of device.
     """
     decoder = DECODERS[config.model_type](config, dtype=dtype, device=device)
-    generator = torch.Generator(device).manual_seed(seed)
+    _draw(decoder.weight_slots(), torch.Generator(device).manual_seed(seed))
     with torch.inference_mode():
-        for name, weight in decoder.weight_slots().items():
+        decoder.prepack()
+    return decoder
+
+
+def write(config: ModelConfig, directory: Path, *, dtype: torch.dtype, seed: int = 0) -> None:
+    """Put a model with such weights into a directory: config.json and model.safetensors, no tokenizer.
+
+    Raises:
+        ModelLoadError: the config has what no shape here has (biases, sliding windows, scaled positions).
+    """
+    values = {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    if ModelConfig.from_dict(values) != config:
+        raise ModelLoadError("only configs of the shapes' own kind can be written")
+    weights = DECODERS[config.model_type](config, dtype=dtype, device=torch.device("cpu")).weight_slots()
+    _draw(weights, torch.Generator("cpu").manual_seed(seed))
+    save_file(dict(weights), directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def _draw(weights: Mapping[str, Tensor], generator: torch.Generator) -> None:
+    with torch.inference_mode():
+        for name, weight in weights.items():
             if name.endswith("norm.weight"):
                 weight.fill_(1.0)
             elif name.endswith(".bias"):
                 weight.zero_()
             else:
                 weight.normal_(0.0, _STD, generator=generator)
-        decoder.prepack()
-    return decoder
 
 
 def num_parameters(config: ModelConfig) -> int:

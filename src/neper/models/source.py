@@ -76,15 +76,15 @@ def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | N
 
 def _source(name: str, path: Path) -> ModelSource:
     config = ModelConfig.from_directory(path)
-    return ModelSource(name=name, path=path, config=config, eos_token_ids=_eos_token_ids(path))
+    return ModelSource(name=name, path=path, config=config, eos_token_ids=eos_token_ids(path))
 
 
-def _eos_token_ids(directory: Path) -> tuple[int, ...]:
+def eos_token_ids(directory: Path) -> tuple[int, ...]:
+    """The tokens that end a reply, as the files in a model's directory say; none where they do not."""
     value = None
-    if (directory / "generation_config.json").is_file():
-        value = read_json(directory / "generation_config.json").get("eos_token_id")
-    if value is None:
-        value = read_json(directory / "config.json").get("eos_token_id")
+    for name in ("generation_config.json", "config.json"):
+        if value is None and (directory / name).is_file():
+            value = read_json(directory / name).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) for number in ids):
         raise ModelLoadError(f"eos_token_id of {directory} must be an integer or a list of them, got {value!r}")
