@@ -74,6 +74,34 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LineEngineConfig:
+    """An engine of someone else's, which speaks the line protocol: `neper serve` runs it in place of its own."""
+
+    engine_command: str | None = _option(
+        None, "Serve this engine, which speaks the T/LP line protocol: a command line, run as it is. Needs --tokenizer."
+    )
+    tokenizer: str | None = _option(None, "Directory of the tokenizer (and chat template) of that engine's model.")
+    engine_log: str | None = _option(
+        None, "File that the engine's stderr is appended to. Default: a new one in the directory for temporary files."
+    )
+    engine_start_timeout: float = _option(
+        600.0, "Seconds without a line after which an engine that is starting counts as hung."
+    )
+    engine_silence_timeout: float = _option(
+        60.0, "Seconds without a line about a running request after which it is ended, or the engine started again."
+    )
+
+    def __post_init__(self) -> None:
+        if self.engine_command is not None and self.tokenizer is None:
+            raise StartupError("--engine-command needs --tokenizer: the directory of its model's tokenizer")
+        if self.engine_command is None and self.tokenizer is not None:
+            raise StartupError("--tokenizer needs --engine-command: neper's own engine has its model's tokenizer")
+        for name in ("engine_start_timeout", "engine_silence_timeout"):
+            if not getattr(self, name) > 0:
+                raise StartupError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """How the HTTP server listens and what it bounds."""
 

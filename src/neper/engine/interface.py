@@ -1,6 +1,6 @@
 """The Engine protocol: all that the server knows of what computes tokens.
 
-Our own engine (in its own process) and, later, foreign engines over the line protocol stand behind it. The server asks
+Our own engine (in its own process) and engines of others, over the line protocol, stand behind it. The server asks
 `capabilities` before it accepts a field, submits requests and reads TokenChunks; it never sees a model or a tensor.
 """
 
@@ -15,13 +15,15 @@ from neper.types import Request, TokenChunk
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine can do, fixed once it is ready.
+    """What the engine can do. It is known once the engine is ready; `logprobs` may turn out later.
 
     Attributes:
         vocab_size: width V of the logits: every id in a request must be below it.
         max_model_len: longest prompt + generation, in tokens.
         max_logprobs: largest top_k it lists; -1 = any.
         max_num_seqs: requests it computes at a time, the others wait; 0 = not known.
+        logprobs: it scores the tokens that it generates. True too where that is not known yet: its rows then may come
+            without scores that were asked for, all of a request's.
         logprobs_modes: views it can give.
         logprob_token_ids: it lists ids that are named (LogprobParams.token_ids).
         prompt_logprobs: it scores prompt positions (echo with logprobs, prompt_logprobs).
@@ -33,6 +35,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_logprobs: int
     max_num_seqs: int = 0
+    logprobs: bool = True
     logprobs_modes: tuple[str, ...] = ("raw_logprobs",)
     logprob_token_ids: bool = True
     prompt_logprobs: bool = True

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 import neper
-from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, ServerConfig
+from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig
 from neper.errors import StartupError
-from neper.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from neper.models.source import ModelSource
+    from neper.server.backend import Backend
     from neper.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -35,21 +34,27 @@ _CLOSING_SECONDS = 2
 _FAREWELL_SECONDS = 0.3
 
 
-def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serve until SIGTERM or Ctrl-C; returns the exit code. Raises StartupError if it cannot start."""
+def serve(engine_config: EngineConfig, line_config: LineEngineConfig, server_config: ServerConfig) -> int:
+    """Serve our own engine, or the command of `line_config`, until SIGTERM or Ctrl-C; returns the exit code.
+
+    Raises StartupError if it cannot start.
+    """
     configure_logging(server_config.log_level)
     # Before all that takes time: a port that is taken is said at once.
     sock = bind(server_config.host, server_config.port)
     with contextlib.closing(sock):
-        from neper.models.source import resolve
+        from neper.server.backend import LineBackend, OwnBackend
 
         if server_config.api_key is None and not is_loopback(sock.getsockname()[0]):
             logger.warning(
                 "listening on %s without --api-key: whoever reaches this port can use the model", server_config.host
             )
-        with ProgressLine(sys.stderr) as progress:
-            source = resolve(engine_config.model, progress=progress)
-        return _run(_serve(engine_config, server_config, source, sock))
+        backend: Backend
+        if line_config.engine_command is not None:
+            backend = LineBackend(line_config)
+        else:
+            backend = OwnBackend(engine_config, log_level=server_config.log_level)
+        return _run(_serve(backend, server_config, sock))
 
 
 def configure_logging(level: str) -> None:
@@ -220,45 +225,30 @@ class _Stopper:
             )
 
 
-async def _serve(
-    engine_config: EngineConfig, server_config: ServerConfig, source: ModelSource, sock: socket.socket
-) -> int:
-    stopper = _Stopper(server_config.drain_timeout)
+async def _serve(backend: Backend, config: ServerConfig, sock: socket.socket) -> int:
+    stopper = _Stopper(config.drain_timeout)
     stopper.listen()
     try:
-        await _serve_until_stopped(engine_config, server_config, source, sock, stopper)
+        await _serve_until_stopped(backend, config, sock, stopper)
     except asyncio.CancelledError:
         if not stopper.exit_code:
             raise
     return stopper.exit_code
 
 
-async def _serve_until_stopped(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    source: ModelSource,
-    sock: socket.socket,
-    stopper: _Stopper,
-) -> None:
-    from neper.engine.client import EngineClient
+async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: socket.socket, stopper: _Stopper) -> None:
     from neper.server.activity import log_activity
     from neper.server.app import create_app
-    from neper.text.tokenizer import Tokenizer
 
-    model_name = server_config.served_model_name or source.name
-    progress = ProgressLine(sys.stderr)
-    engine = EngineClient(engine_config, source, log_level=server_config.log_level, progress=progress)
+    model_name = config.served_model_name or backend.name
     try:
-        # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile.
-        tokenizer_task = asyncio.create_task(asyncio.to_thread(Tokenizer.from_directory, source.path))
-        with progress:
-            await engine.start()
+        await backend.start()
         app = create_app(
-            engine,
-            await tokenizer_task,
-            server_config,
+            backend.engine,
+            backend.tokenizer,
+            config,
             model_name=model_name,
-            eos_token_ids=source.eos_token_ids,
+            eos_token_ids=backend.eos_token_ids,
         )
         server = _Server(
             uvicorn.Config(
@@ -269,19 +259,19 @@ async def _serve_until_stopped(
                 access_log=False,  # the gate writes a line of its own, with more in it
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=math.ceil(server_config.drain_timeout) + _CLOSING_SECONDS,
+                timeout_graceful_shutdown=math.ceil(config.drain_timeout) + _CLOSING_SECONDS,
             ),
-            ready_message(base_url(sock.getsockname()), model_name, needs_key=server_config.api_key is not None),
+            ready_message(base_url(sock.getsockname()), model_name, needs_key=config.api_key is not None),
         )
         stopper.serving(server, app.state.service)
-        activity = asyncio.create_task(log_activity(engine))
+        activity = asyncio.create_task(log_activity(backend.engine))
         try:
             await server.serve([sock])
         except OSError as error:
             # Two servers can bind at the same time; the second to listen is told here.
-            raise _address_error(server_config.host, server_config.port, error) from None
+            raise _address_error(config.host, config.port, error) from None
         finally:
             activity.cancel()
     finally:
         stopper.closing()
-        await engine.close()
+        await backend.close()

@@ -1,0 +1,85 @@
+"""What is served: an engine, its model's tokenizer, and what the model is called."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from neper.config import EngineConfig, LineEngineConfig
+from neper.engine.client import EngineClient
+from neper.engine.interface import Engine
+from neper.errors import StartupError
+from neper.models import source
+from neper.progress import ProgressLine
+from neper.text.tokenizer import Tokenizer
+from neper.wire.drive import LineEngine
+
+
+class Backend(Protocol):
+    """An engine that can be started, and what the server needs besides it.
+
+    Attributes:
+        name: of the model. engine, tokenizer, eos_token_ids: known once it was started.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def engine(self) -> Engine: ...
+
+    async def start(self) -> None:
+        """Raises StartupError. To end a start under way, cancel it."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine. Safe whether it was started or not."""
+        ...
+
+
+class OwnBackend:
+    """Our own engine. Making one finds the model, which can take long: it may have to be downloaded or converted."""
+
+    def __init__(self, config: EngineConfig, *, log_level: str) -> None:
+        with ProgressLine(sys.stderr) as progress:
+            model = source.resolve(config.model, progress=progress)
+        self._progress = ProgressLine(sys.stderr)
+        self.name = model.name
+        self.eos_token_ids = model.eos_token_ids
+        self._path = model.path
+        self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress)
+
+    async def start(self) -> None:
+        # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile.
+        reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_directory, self._path))
+        with self._progress:
+            await self.engine.start()
+        self.tokenizer = await reading
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+class LineBackend:
+    """The engine of a command that speaks lines, with a tokenizer from a directory."""
+
+    def __init__(self, config: LineEngineConfig) -> None:
+        assert config.tokenizer is not None
+        self._path = Path(config.tokenizer).expanduser()
+        if not self._path.is_dir():
+            raise StartupError(f"--tokenizer: {self._path} is not a directory")
+        self.name = self._path.resolve().name
+        self.tokenizer = Tokenizer.from_directory(self._path)
+        self.eos_token_ids = source.eos_token_ids(self._path)
+        if not self.eos_token_ids and self.tokenizer.eos_token_id is not None:
+            self.eos_token_ids = (self.tokenizer.eos_token_id,)
+        self.engine = LineEngine(config, vocab_size=self.tokenizer.vocab_size)
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def close(self) -> None:
+        await self.engine.close()

@@ -1,0 +1,388 @@
+"""An engine of someone else's, in a process that speaks lines, as an Engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import shlex
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from neper.config import LineEngineConfig
+from neper.engine.chunk_stream import ChunkStream
+from neper.engine.interface import Capabilities, EngineStats
+from neper.engine.supervisor import Supervisor
+from neper.errors import EngineDeadError, OverloadedError, StartupError
+from neper.types import FinishReason, Request, TokenChunk
+from neper.wire.child import Child
+from neper.wire.conversation import Conversation
+from neper.wire.fair_queue import FairQueue
+from neper.wire.lines import (
+    AnswerLine,
+    Done,
+    Failed,
+    Info,
+    LineError,
+    Logprobs,
+    Notice,
+    Quit,
+    ReadyLine,
+    Stop,
+    Token,
+    format_request,
+    parse_answer,
+)
+from neper.wire.requests import gen_of
+
+logger = logging.getLogger("neper.engine")
+
+DEFAULT_MAX_LOGPROBS = 20
+
+# What a GEN line can say, and what is done here.
+_SAMPLING_FIELDS = frozenset(
+    {
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "allowed_token_ids",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+    }
+)
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    """A request on its way: in the queue, then in a slot until the engine is done with it.
+
+    Attributes:
+        group: whose turn it is; the choices of one HTTP request are one group.
+        heard: when the engine last said something of it.
+        stopped: the engine was told to end it.
+    """
+
+    request: Request
+    group: str
+    conversation: Conversation
+    stream: ChunkStream
+    tag: str | None = None
+    heard: float = 0.0
+    stopped: bool = False
+
+
+class LineEngine:
+    """An Engine (see neper.engine.interface) that is a command speaking the T/LP line protocol.
+
+    An engine that names no slots computes one request at a time. What it cannot be told is not among the capabilities.
+    When its process dies, the requests that it had end with EngineDeadError, those that wait stay for the next process,
+    and until that is ready `submit` raises OverloadedError.
+
+    Args:
+        vocab_size: of the tokenizer, for engines that do not say theirs.
+    """
+
+    def __init__(self, config: LineEngineConfig, *, vocab_size: int) -> None:
+        assert config.engine_command is not None
+        self._command = shlex.split(config.engine_command)
+        self._config = config
+        self._tokenizer_size = vocab_size
+        self._log = _log_file(config.engine_log)
+        self._ready: ReadyLine | None = None
+        self._capabilities: Capabilities | None = None
+        self._supervisor = Supervisor(self._launch, self._serve, self._lost)
+        self._queue: FairQueue[_Job] = FairQueue()
+        self._running: dict[str | None, _Job] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._num_sent = 0
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        if self._capabilities is None:
+            raise RuntimeError("the engine has not been started")
+        return self._capabilities
+
+    @property
+    def alive(self) -> bool:
+        return self._supervisor.alive
+
+    async def start(self) -> None:
+        """Run the command and wait until it is ready.
+
+        Raises:
+            StartupError: it cannot be run, ended before it was ready, or said nothing for too long.
+        """
+        logger.info("starting the engine; its stderr goes to %s", self._log)
+        await self._supervisor.start()
+
+    async def close(self) -> None:
+        """End the process. Requests still running end with EngineDeadError. To end a `start` under way, cancel it."""
+        await self._supervisor.close()
+        self._fail([*self._running.values(), *self._queue.clear()], "the server is shutting down")
+        self._running.clear()
+
+    def submit(self, request: Request) -> ChunkStream:
+        if not self.alive:
+            raise OverloadedError("the engine is being started again; try again shortly", retry_after=5)
+        if request.request_id in self._jobs:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        stream = ChunkStream(request.request_id, self._forget)
+        if request.sampling.max_tokens == 0:
+            stream.put(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
+            return stream
+        group = request.request_id.rpartition("-")[0]
+        job = _Job(request, group, Conversation(request, self.capabilities.vocab_size), stream)
+        self._jobs[request.request_id] = job
+        self._queue.add(group, job)
+        self._fill()
+        return stream
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._queue),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            restarts=self._supervisor.restarts,
+        )
+
+    async def _launch(self) -> Child:
+        start = _Start(self._config.engine_start_timeout)
+        child = Child(start.take, self._log, farewell=format_request(Quit()))
+        try:
+            await child.start(self._command)
+            self._ready = await start.ready(child)
+        except BaseException:
+            await child.close(kill=True)
+            raise
+        fields, ready = start.fields, self._ready
+        logger.info(
+            "the engine is ready: context %d, %s", ready.context, " ".join(f"{k}={v}" for k, v in fields.items())
+        )
+        child.on_lines = self._take
+        self._capabilities = Capabilities(
+            vocab_size=_number(fields, "vocab_size", self._tokenizer_size),
+            max_model_len=ready.context,
+            max_logprobs=_number(fields, "max_logprobs", DEFAULT_MAX_LOGPROBS),
+            max_num_seqs=max(1, ready.slots),
+            logprobs=fields.get("logprobs") != "none",
+            logprob_token_ids=False,
+            prompt_logprobs=False,
+            sampling_fields=_SAMPLING_FIELDS,
+            device=fields.get("device", ""),
+            dtype=fields.get("dtype", ""),
+        )
+        return child
+
+    async def _serve(self, child: Child) -> None:
+        """Work with a process until it is gone. Lines come to `_take`."""
+        self._fill()
+        timeout = self._config.engine_silence_timeout
+        while not child.gone.done():
+            await asyncio.wait((child.gone,), timeout=timeout / 4)
+            if self._is_hung(timeout):
+                logger.error("the engine says nothing any more; ending it")
+                return
+        if words := child.last_words():
+            logger.error("the engine's last words: %s", words)
+
+    def _lost(self) -> None:
+        self._fail(self._running.values(), "the engine process died while it served this request")
+        self._running.clear()
+
+    def _fail(self, jobs: Iterable[_Job], message: str) -> None:
+        for job in jobs:
+            if not job.conversation.ended:
+                job.stream.put(EngineDeadError(message))
+            self._jobs.pop(job.request.request_id, None)
+
+    def _fill(self) -> None:
+        """Send what waits, as far as there are free slots."""
+        child, ready = self._supervisor.connection, self._ready
+        assert child is not None
+        assert ready is not None
+        while len(self._queue) and len(self._running) < self.capabilities.max_num_seqs:
+            job = self._queue.take()
+            self._num_sent += 1
+            job.tag = str(self._num_sent) if ready.tagged else None
+            job.heard = time.monotonic()
+            self._running[job.tag] = job
+            self._prompt_tokens += len(job.request.prompt_token_ids)
+            child.write(format_request(gen_of(job.request, job.tag, self.capabilities.vocab_size)))
+
+    def _take(self, lines: list[bytes]) -> None:
+        """What the engine says. One chunk a request tells all of these lines."""
+        assert self._ready is not None
+        tagged = self._ready.tagged
+        jobs: dict[str | None, _Job] = {}
+        for line in lines:
+            try:
+                answer = parse_answer(line, tagged=tagged)
+            except LineError as error:
+                job = self._running.get(error.tag)
+                self._take_malformed(job, error)
+            else:
+                job = self._running.get(getattr(answer, "tag", None))
+                if job is not None:
+                    self._take_answer(job, answer)
+                elif isinstance(answer, Info | Notice):
+                    logger.debug("the engine: %s", line.decode("utf-8", "replace"))
+            if job is not None:
+                jobs[job.tag] = job
+        now = time.monotonic()
+        for job in jobs.values():
+            job.heard = now
+            self._tell(job)
+        self._fill()
+
+    def _take_answer(self, job: _Job, answer: AnswerLine) -> None:
+        conversation = job.conversation
+        match answer:
+            case Token():
+                conversation.take_token(answer)
+                self._generated_tokens += 1
+            case Logprobs():
+                conversation.take_logprobs(answer)
+            case Done():
+                conversation.take_done(answer)
+                self._cached_tokens += answer.reused
+                if answer.generated != conversation.num_tokens and not job.stopped:
+                    logger.warning(
+                        "the engine counted %d tokens and sent %d", answer.generated, conversation.num_tokens
+                    )
+                if conversation.unscored and self.capabilities.logprobs:
+                    logger.warning("this engine sends no logprobs: requests for them are refused from here on")
+                    self._capabilities = msgspec.structs.replace(self.capabilities, logprobs=False)
+            case Failed():
+                conversation.take_failed(answer)
+            case _:
+                pass
+
+    def _take_malformed(self, job: _Job | None, error: LineError) -> None:
+        logger.warning("the engine sent a malformed line: %s", error)
+        if job is None:
+            return
+        job.conversation.fail(f"the engine sent a malformed line: {error}")
+        # One that ends a request ends it however it is written.
+        if error.line.startswith(("DONE", "ERR")):
+            job.conversation.done = True
+
+    def _tell(self, job: _Job) -> None:
+        """Give out what is new of a request, and free its slot when the engine is done with it."""
+        conversation = job.conversation
+        chunk = conversation.chunk()
+        if chunk is not None:
+            job.stream.put(chunk)
+        if conversation.done:
+            del self._running[job.tag]
+            self._jobs.pop(job.request.request_id, None)
+        elif conversation.ended:
+            self._stop(job)
+
+    def _stop(self, job: _Job) -> None:
+        """Have the engine end a request, once; if it cannot be told, its lines are ignored until it has."""
+        if job.stopped:
+            return
+        job.stopped = True
+        assert self._ready is not None
+        if self._ready.stop and self._supervisor.connection is not None:
+            self._supervisor.connection.write(format_request(Stop(job.tag)))
+
+    def _forget(self, request_id: str) -> None:
+        """Nobody reads a request any more."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return
+        if job.tag in self._running and self._running[job.tag] is job:
+            job.conversation.abandon()
+            self._stop(job)
+        else:
+            self._queue.drop(job.group, job)
+            del self._jobs[request_id]
+
+    def _is_hung(self, timeout: float) -> bool:
+        """End requests of which nothing was heard for so long; True when one was ended as long ago already."""
+        now = time.monotonic()
+        for job in list(self._running.values()):
+            if now - job.heard < timeout:
+                continue
+            if job.conversation.ended:
+                return True
+            job.conversation.fail(f"the engine said nothing of this request for {timeout:g} seconds")
+            job.heard = now
+            self._tell(job)
+        return False
+
+
+class _Start:
+    """The lines of a process up to READY, others than INFO skipped: it may greet whoever started it.
+
+    Attributes:
+        fields: of its INFO lines.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.fields: dict[str, str] = {}
+        self._timeout = timeout
+        self._heard = time.monotonic()
+        self._ready: asyncio.Future[ReadyLine] = asyncio.get_running_loop().create_future()
+
+    def take(self, lines: list[bytes]) -> None:
+        self._heard = time.monotonic()
+        for line in lines:
+            try:
+                answer = parse_answer(line, tagged=False)
+            except LineError as error:
+                if error.line.startswith("READY") and not self._ready.done():
+                    self._ready.set_exception(StartupError(f"the engine sent a malformed line: {error}"))
+                continue
+            if isinstance(answer, Info):
+                logger.debug("the engine: %s", answer.text)
+                self.fields |= answer.fields
+            elif isinstance(answer, ReadyLine) and not self._ready.done():
+                self._ready.set_result(answer)
+
+    async def ready(self, child: Child) -> ReadyLine:
+        while not self._ready.done():
+            left = self._heard + self._timeout - time.monotonic()
+            if left <= 0:
+                raise StartupError(_with(f"the engine said nothing for {self._timeout:g} seconds", child))
+            await asyncio.wait((self._ready, child.gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if child.gone.done() and not self._ready.done():
+                raise StartupError(_with(f"the engine ended before it was ready (exit status {child.status})", child))
+        return self._ready.result()
+
+
+def _with(message: str, child: Child) -> str:
+    words = child.last_words()
+    return f"{message}; its last words:\n{words}" if words else message
+
+
+def _number(fields: dict[str, str], name: str, default: int) -> int:
+    try:
+        return int(fields.get(name, default))
+    except ValueError:
+        raise StartupError(f"the engine said {name}={fields[name]}, which is no number") from None
+
+
+def _log_file(path: str | None) -> Path:
+    if path is not None:
+        return Path(path).expanduser()
+    handle, name = tempfile.mkstemp(prefix="neper-engine-", suffix=".log")
+    with open(handle):
+        pass
+    return Path(name)

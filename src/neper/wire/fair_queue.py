@@ -1,0 +1,43 @@
+"""Requests that wait for an engine: those of different clients take turns."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """A queue of items in groups: each group's come in their order, and the groups take turns."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, deque[Item]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def add(self, group: str, item: Item) -> None:
+        self._groups.setdefault(group, deque()).append(item)
+
+    def take(self) -> Item:
+        """The next item. Raises StopIteration when there is none."""
+        group = next(iter(self._groups))
+        items = self._groups.pop(group)
+        item = items.popleft()
+        if items:
+            self._groups[group] = items  # behind the others
+        return item
+
+    def drop(self, group: str, item: Item) -> None:
+        """Take out an item that is there."""
+        items = self._groups[group]
+        items.remove(item)
+        if not items:
+            del self._groups[group]
+
+    def clear(self) -> list[Item]:
+        """Take out all of them."""
+        items = [item for group in self._groups.values() for item in group]
+        self._groups.clear()
+        return items

@@ -1,0 +1,88 @@
+"""GEN and our own requests: each as the other. What the line cannot say, or our engine cannot do, is a ValueError."""
+
+from __future__ import annotations
+
+from neper.types import LISTED_WHOLE, LogprobParams, Request, SamplingParams, listed_places
+from neper.wire.lines import Gen
+
+
+def gen_of(request: Request, tag: str | None, vocab_size: int) -> Gen:
+    """The line that asks an engine for `request`, without what is neutral. Stop ids and strings stay with the caller.
+
+    Raises ValueError where `max_tokens` is None: what is left of the context is the caller's to know.
+    """
+    sampling, top_k = request.sampling, request.logprobs.top_k
+    if sampling.max_tokens is None:
+        raise ValueError("max_tokens must be a number")
+    return Gen(
+        prompt_token_ids=request.prompt_token_ids,
+        max_new=sampling.max_tokens,
+        tag=tag,
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        top_p=sampling.top_p if sampling.top_p < 1.0 else None,
+        top_k=sampling.top_k if sampling.top_k > 0 else None,
+        min_p=sampling.min_p if sampling.min_p > 0.0 else None,
+        seed=sampling.seed,
+        penalty_repeat=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
+        penalty_freq=sampling.frequency_penalty if sampling.frequency_penalty != 0.0 else None,
+        penalty_present=sampling.presence_penalty if sampling.presence_penalty != 0.0 else None,
+        penalty_last_n=-1 if sampling.penalized else None,
+        logprobs=None if top_k is None else listed_places(top_k, vocab_size),
+        allowed=list(sampling.allowed_token_ids),
+    )
+
+
+def request_of(
+    gen: Gen,
+    request_id: str,
+    *,
+    eos_token_ids: tuple[int, ...],
+    max_model_len: int,
+    max_logprobs: int,
+) -> Request:
+    """What our engine computes for `gen`.
+
+    Args:
+        max_model_len: the engine's context, in tokens.
+        max_logprobs: most alternatives that a line may ask for; -1 = any. An allowed set is listed whole all the same.
+
+    Raises:
+        ValueError: our engine cannot do it. What is wrong with its ids and lengths, the engine says itself.
+    """
+    sampling = SamplingParams(
+        max_tokens=gen.max_new,
+        temperature=gen.temperature or 0.0,
+        top_p=1.0 if gen.top_p is None else gen.top_p,
+        top_k=gen.top_k or 0,
+        min_p=gen.min_p or 0.0,
+        presence_penalty=gen.penalty_present or 0.0,
+        frequency_penalty=gen.penalty_freq or 0.0,
+        repetition_penalty=1.0 if gen.penalty_repeat is None else gen.penalty_repeat,
+        allowed_token_ids=tuple(gen.allowed),
+        seed=_signed(gen.seed),
+    )
+    if sampling.top_p == 0.0:
+        raise ValueError("top_p must be above 0")
+    if sampling.repetition_penalty == 0.0:
+        raise ValueError("penalty_repeat must be above 0")
+    if sampling.penalized and gen.penalty_last_n is not None and 0 <= gen.penalty_last_n < max_model_len:
+        raise ValueError(f"penalty_last_n must be -1, or the context of {max_model_len}: penalties are of all tokens")
+    allowed = len(set(gen.allowed))
+    top_k = gen.logprobs
+    if allowed and top_k is not None:
+        # Our engine lists a small set whatever it is asked for, but of a larger one its best.
+        top_k = allowed if allowed > LISTED_WHOLE else 0
+    elif top_k is not None and 0 <= max_logprobs < top_k:
+        raise ValueError(f"{top_k} alternatives were asked for; 0 to {max_logprobs} can be listed")
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=gen.prompt_token_ids,
+        sampling=sampling,
+        logprobs=LogprobParams(top_k=top_k),
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _signed(seed: int | None) -> int | None:
+    """The same 64 bits with a sign: the line allows a seed without one."""
+    return seed - 2**64 if seed is not None and seed >= 2**63 else seed
