@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from neper.config import EngineConfig
 from neper.engine.chunk_stream import ChunkStream
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.messages import (
     Abort,
+    FromEngine,
     Loading,
     Ready,
     Shutdown,
@@ -41,7 +41,8 @@ from neper.types import Progress, Request
 logger = logging.getLogger("neper.engine")
 
 _EXIT_SECONDS = 10.0
-_LAST_MESSAGE_MS = 100  # a message sent just before the process exited may still be on its way
+_CONNECTING_SECONDS = 0.01
+_LAST_MESSAGE_SECONDS = 0.1  # a message sent just before the process exited may still be on its way
 
 
 class EngineClient:
@@ -112,36 +113,45 @@ class EngineClient:
         try:
             await connection.open()
             connection.send(Start(self._config, self._log_level))
-            while True:
-                message = await connection.receive()
+            ready = await self._load(connection)
+        except BaseException:
+            await connection.close(kill=True)
+            raise
+        self._capabilities = ready.capabilities
+        self._stats = self._with_restarts(ready.stats)
+        return connection
+
+    async def _load(self, connection: _Connection) -> Ready:
+        while messages := await connection.receive():
+            for message in messages:
                 if isinstance(message, Ready):
-                    break
+                    return message
                 if isinstance(message, StartFailed):
                     raise StartupError(message.message)
                 if isinstance(message, Loading) and self._progress is not None:
                     self._progress(message.done, message.total, message.what)
-                if message is None:
-                    raise StartupError(f"the engine process died while loading (exit status {connection.status})")
-        except BaseException:
-            await connection.close(kill=True)
-            raise
-        self._capabilities = message.capabilities
-        self._stats = self._with_restarts(message.stats)
-        return connection
+        raise StartupError(f"the engine process died while loading (exit status {connection.status})")
 
     async def _serve(self, connection: _Connection) -> None:
-        """Hand out chunks for as long as the process lives."""
-        while (message := await connection.receive()) is not None:
-            if not isinstance(message, Step):
+        """Hand out chunks for as long as the process lives.
+
+        All steps that have come are handed out before any reader runs: where readers are slower than the engine, each
+        takes several tokens at a time, and so gets faster.
+        """
+        while messages := await connection.receive():
+            for message in messages:
+                if isinstance(message, Step):
+                    self._hand_out(message)
+
+    def _hand_out(self, step: Step) -> None:
+        self._stats = self._with_restarts(step.stats)
+        for chunk in step.chunks:
+            stream = self._streams.get(chunk.request_id)
+            if stream is None:  # closed a moment ago; its Abort is on the way
                 continue
-            self._stats = self._with_restarts(message.stats)
-            for chunk in message.chunks:
-                stream = self._streams.get(chunk.request_id)
-                if stream is None:  # closed a moment ago; its Abort is on the way
-                    continue
-                if chunk.finish_reason is not None:
-                    del self._streams[chunk.request_id]
-                stream.put(chunk)
+            if chunk.finish_reason is not None:
+                del self._streams[chunk.request_id]
+            stream.put(chunk)
 
     def _with_restarts(self, stats: EngineStats) -> EngineStats:
         return msgspec.structs.replace(stats, restarts=self._supervisor.restarts)
@@ -159,7 +169,8 @@ class _Connection:
     """One engine process and the two sockets to it, in a private directory."""
 
     def __init__(self) -> None:
-        self._context: zmq.asyncio.Context | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._readable = asyncio.Event()
         self._directory: Path | None = None
         self._process: Process | None = None
         self._exited: asyncio.Task[int] | None = None
@@ -170,7 +181,7 @@ class _Connection:
 
     async def open(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="neper-"))
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PUSH)
         self._inbox = self._context.socket(zmq.PULL)
         for socket in (self._outbox, self._inbox):
@@ -190,24 +201,36 @@ class _Connection:
             start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
         )
         self._exited = asyncio.create_task(self._process.wait())
+        self._exited.add_done_callback(lambda _: self._readable.set())
+        # The socket's descriptor says only that something has changed, so each time all messages are taken.
+        asyncio.get_running_loop().add_reader(self._inbox.getsockopt(zmq.FD), self._readable.set)
+        while not self._outbox.poll(0, zmq.POLLOUT) and not self._exited.done():
+            await asyncio.sleep(_CONNECTING_SECONDS)
 
     def send(self, message: ToEngine) -> None:
-        # The queue has no bound, so this completes at once; the future is only the library's way of saying so.
-        self._outbox.send(encode(message))
+        # The queue has no bound, so only where nobody is at its other end any more nothing can be sent.
+        with contextlib.suppress(zmq.Again):
+            self._outbox.send(encode(message), zmq.NOBLOCK)
 
-    async def receive(self) -> Loading | Ready | StartFailed | Step | None:
-        """The next message; None once the process is gone and its last message read."""
+    async def receive(self) -> list[FromEngine]:
+        """The messages that have come, at least one; none once the process is gone and its last message read."""
         assert self._exited is not None
         while True:
-            if self._exited.done():
-                if not await self._inbox.poll(_LAST_MESSAGE_MS):
-                    return None
-                return decode_from_engine(await self._inbox.recv())
-            receive = asyncio.ensure_future(self._inbox.recv())
-            await asyncio.wait((receive, self._exited), return_when=asyncio.FIRST_COMPLETED)
-            if receive.done():
-                return decode_from_engine(receive.result())
-            receive.cancel()
+            gone = self._exited.done()
+            self._readable.clear()
+            if messages := self._take():
+                return messages
+            if gone:
+                await asyncio.sleep(_LAST_MESSAGE_SECONDS)
+                return self._take()
+            await self._readable.wait()
+
+    def _take(self) -> list[FromEngine]:
+        messages = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                messages.append(decode_from_engine(self._inbox.recv(zmq.NOBLOCK)))
+        return messages
 
     async def close(self, *, kill: bool = False) -> None:
         """End the process, unless `kill` by asking it first, and remove the sockets."""
@@ -221,6 +244,7 @@ class _Connection:
                 self._process.kill()
             await self._exited
         if self._context is not None:
+            asyncio.get_running_loop().remove_reader(self._inbox.getsockopt(zmq.FD))
             self._context.destroy(linger=0)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
