@@ -45,14 +45,17 @@ class ApiSchema:
         elif kind == "text/event-stream":
             *events, rest = response.text.split("\n\n")
             assert rest == ""
-            error = {"$ref": "#/components/schemas/ErrorReply"}
-            if not events[0].startswith("event: "):
+            described = content["itemSchema"]["properties"]
+            # Draft 2020-12 does not look into JSON in strings.
+            embedded = described["data"].get("contentSchema") or described["data"]["anyOf"][1]["contentSchema"]
+            if "anyOf" in described["data"]:
                 assert events.pop() == "data: [DONE]"
             for event in events:
-                name, _, text = event.partition("data: ")
-                data = json.loads(text)
-                assert name == (f"event: {data['type']}\n" if name else "")
-                self._validate(data, error if data.keys() == {"error"} else content["x-event"])
+                fields = dict(line.split(": ", 1) for line in event.split("\n"))
+                self._validate(fields, content["itemSchema"])
+                data = json.loads(fields["data"])
+                assert fields.get("event", data.get("type")) == data.get("type")
+                self._validate(data, embedded)
 
     def _described(self, request: httpx.Request) -> dict[str, Any] | None:
         for path, pattern in self._paths.items():

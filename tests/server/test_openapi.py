@@ -39,7 +39,7 @@ def checked(client: Client, schema: ApiSchema) -> Iterator[httpx.Client]:
 def test_the_document_is_served_and_names_every_route(client: Client) -> None:
     document = client.http.get("/openapi.json").json()
     assert document == ApiDocument(needs_key=False).document()
-    assert document["openapi"].startswith("3.1.")
+    assert document["openapi"].startswith("3.2.")
     assert document["info"]["version"] == neper.__version__
     routes = {
         (PATHS.get(route.path, route.path), method.lower())

@@ -127,7 +127,7 @@ class ApiDocument:
         if self._needs_key:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         return {
-            "openapi": "3.1.0",
+            "openapi": "3.2.0",  # the first that describes events of a stream
             "info": {
                 "title": "neper",
                 "version": neper.__version__,
@@ -161,22 +161,29 @@ def _success(operation: Operation) -> JsonObject:
     else:
         content = _json(operation.reply)
     if operation.chunk is not None:
+        chunk = _embedded({"anyOf": [_reference(operation.chunk), _reference(replies.ErrorReply)]})
         content["text/event-stream"] = _stream(
-            operation.chunk,
-            "With `stream: true`: server-sent events. Each one's data is a chunk (see x-event), or "
-            "an error in the form of ErrorReply; the last one's is [DONE].",
+            {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}},
+            "With `stream: true`. Each event's data is a chunk, or an error; the last one's is [DONE].",
         )
     if operation.event is not None:
         content["text/event-stream"] = _stream(
-            operation.event,
-            "With `stream: true`: server-sent events, each named as the `type` in its data (see "
-            "x-event). After response.failed comes an event `error`.",
+            {"event": {"type": "string"}, "data": _embedded(_reference(operation.event))},
+            "With `stream: true`. Events are named as the `type` in their data. After response.failed comes an event "
+            "`error`.",
         )
     return {"description": operation.summary, "content": content, "headers": _headers()}
 
 
-def _stream(event: type[msgspec.Struct], description: str) -> JsonObject:
-    return {"schema": {"type": "string", "description": description}, "x-event": _reference(event)}
+def _stream(event: JsonObject, description: str) -> JsonObject:
+    """A stream of server-sent events with exactly these fields."""
+    properties = {"properties": event, "required": list(event), "additionalProperties": False}
+    return {"itemSchema": {"type": "object", "description": description, **properties}}
+
+
+def _embedded(schema: JsonObject) -> JsonObject:
+    """A value of a schema, as JSON in a string."""
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
 
 
 def _failure(status: int) -> JsonObject:
