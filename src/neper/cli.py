@@ -172,15 +172,15 @@ def line_engine(
     What a session looks like; < is written to its standard input, > is read from its standard output:
 
     \b
-      > INFO engine=neper version=0.1.0 model=my-model
+      > INFO engine=neper version=0.1.0 model=smollm2-135m
       > INFO vocab_size=49152 max_logprobs=20
       > READY 8192 stop slots=64
-      < GEN a 2 temperature=0 logprobs=1 504,3575,282,4649,314
+      < GEN a 2 temperature=0 logprobs=2 504,3575,282,4649,314
       > T 7042 #a
-      > LP -0.5021 7042:-0.5021 #a
+      > LP -0.2606183 7042:-0.2606183 260:-2.7453976 #a
       > T 30 #a
-      > LP -0.1373 30:-0.1373 #a
-      > DONE 2 5 30.2 14.5 length 0 0 0 0 0 #a
+      > LP -0.38799384 30:-0.38799384 28:-1.6441145 #a
+      > DONE 2 5 52.31 38.025 length 0 0 0 0 0 #a
       < QUIT
 
     A request is a name, the most tokens to generate, key=value options and the ids of the prompt. Options:

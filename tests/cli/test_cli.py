@@ -62,6 +62,7 @@ COMMANDS = [
     (),
     ("serve",),
     ("chat",),
+    ("engine",),
     ("doctor",),
     ("bench",),
     ("bench", "cpu"),

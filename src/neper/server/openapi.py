@@ -163,12 +163,13 @@ def _success(operation: Operation) -> JsonObject:
     if operation.chunk is not None:
         chunk = _embedded({"anyOf": [_reference(operation.chunk), _reference(replies.ErrorReply)]})
         content["text/event-stream"] = _stream(
-            {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}},
+            # "message" is what an event without a name is of.
+            {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}, "event": {"const": "message"}},
             "With `stream: true`. Each event's data is a chunk, or an error; the last one's is [DONE].",
         )
     if operation.event is not None:
         content["text/event-stream"] = _stream(
-            {"event": {"type": "string"}, "data": _embedded(_reference(operation.event))},
+            {"data": _embedded(_reference(operation.event)), "event": {"type": "string"}},
             "With `stream: true`. Events are named as the `type` in their data. After response.failed comes an event "
             "`error`.",
         )
@@ -176,8 +177,8 @@ def _success(operation: Operation) -> JsonObject:
 
 
 def _stream(event: JsonObject, description: str) -> JsonObject:
-    """A stream of server-sent events with exactly these fields."""
-    properties = {"properties": event, "required": list(event), "additionalProperties": False}
+    """A stream of server-sent events with no other fields than these, and always data."""
+    properties = {"properties": event, "required": ["data"], "additionalProperties": False}
     return {"itemSchema": {"type": "object", "description": description, **properties}}
 
 
