@@ -7,6 +7,7 @@ logs it. The command line's flags are made from these dataclasses: a field's `he
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,11 @@ class LineEngineConfig:
     def __post_init__(self) -> None:
         if self.engine_command is not None and self.tokenizer is None:
             raise StartupError("--engine-command needs --tokenizer: the directory of its model's tokenizer")
+        try:
+            if self.engine_command is not None and not shlex.split(self.engine_command):
+                raise StartupError("engine_command is empty")
+        except ValueError as error:
+            raise StartupError(f"engine_command {self.engine_command!r} is no command line: {error}") from None
         if self.engine_command is None and self.tokenizer is not None:
             raise StartupError("--tokenizer needs --engine-command: neper's own engine has its model's tokenizer")
         for name in ("engine_start_timeout", "engine_silence_timeout"):

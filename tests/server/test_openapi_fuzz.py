@@ -41,7 +41,16 @@ schema = schemathesis.openapi.from_dict(ApiDocument(needs_key=True).document())
 def served(tokenizer: Tokenizer) -> Iterator[Client]:
     with running(tokenizer, ServerConfig(api_key=KEY)) as client:
         client.say("the quick brown fox")
+        before = calls(client)
         yield client
+        assert calls(client) - before > 2000
+
+
+def calls(client: Client) -> float:
+    """Requests that the server has answered, by its own count, those for its health and its metrics aside."""
+    lines = client.http.get("/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith("neper_http_request_duration_seconds_count{")]
+    return sum(float(line.split()[1]) for line in counts if '"/health"' not in line and '"/metrics"' not in line)
 
 
 # Five operations take bodies, so these are more than 2,000 calls: some minutes, most of them for making the requests.

@@ -203,7 +203,7 @@ class _Connection:
         self._exited = asyncio.create_task(self._process.wait())
         self._exited.add_done_callback(lambda _: self._readable.set())
         # The socket's descriptor says only that something has changed, so each time all messages are taken.
-        asyncio.get_running_loop().add_reader(self._inbox.getsockopt(zmq.FD), self._readable.set)
+        asyncio.get_running_loop().add_reader(self._inbox.FD, self._readable.set)
         while not self._outbox.poll(0, zmq.POLLOUT) and not self._exited.done():
             await asyncio.sleep(_CONNECTING_SECONDS)
 
@@ -244,7 +244,7 @@ class _Connection:
                 self._process.kill()
             await self._exited
         if self._context is not None:
-            asyncio.get_running_loop().remove_reader(self._inbox.getsockopt(zmq.FD))
+            asyncio.get_running_loop().remove_reader(self._inbox.FD)
             self._context.destroy(linger=0)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

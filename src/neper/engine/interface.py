@@ -22,8 +22,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: longest prompt + generation, in tokens.
         max_logprobs: largest top_k it lists; -1 = any.
         max_num_seqs: requests it computes at a time, the others wait; 0 = not known.
-        logprobs: it scores the tokens that it generates. True too where that is not known yet: its rows then may come
-            without scores that were asked for, all of a request's.
+        logprobs: it scores the tokens that it generates. None = that is not known yet: all rows of a request may come
+            without the scores that were asked for.
         logprobs_modes: views it can give.
         logprob_token_ids: it lists ids that are named (LogprobParams.token_ids).
         prompt_logprobs: it scores prompt positions (echo with logprobs, prompt_logprobs).
@@ -35,7 +35,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_logprobs: int
     max_num_seqs: int = 0
-    logprobs: bool = True
+    logprobs: bool | None = True
     logprobs_modes: tuple[str, ...] = ("raw_logprobs",)
     logprob_token_ids: bool = True
     prompt_logprobs: bool = True

@@ -91,6 +91,13 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def vocab_size(directory: Path) -> int | None:
+    """The width of the logits, where the files in a model's directory say it."""
+    path = directory / "config.json"
+    value = read_json(path).get("vocab_size") if path.is_file() else None
+    return value if isinstance(value, int) else None
+
+
 def embedded_file() -> Path | None:
     """The GGUF file of the embedded model, if its package is installed.
 

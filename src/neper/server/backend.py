@@ -76,7 +76,9 @@ class LineBackend:
         self.eos_token_ids = source.eos_token_ids(self._path)
         if not self.eos_token_ids and self.tokenizer.eos_token_id is not None:
             self.eos_token_ids = (self.tokenizer.eos_token_id,)
-        self.engine = LineEngine(config, vocab_size=self.tokenizer.vocab_size)
+        # A model's logits are often wider than its tokenizer.
+        vocab_size = max(self.tokenizer.vocab_size, source.vocab_size(self._path) or 0)
+        self.engine = LineEngine(config, vocab_size=vocab_size)
 
     async def start(self) -> None:
         await self.engine.start()

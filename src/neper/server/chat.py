@@ -52,7 +52,6 @@ class ChatReply(ChoicesReply[ChatBody]):
     def __init__(self, service: Service, body: ChatBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
         self._entries = MessageEntries(service.entries, ids_as_text=self.ids_as_text)
-        self._wants_entries = body.num_top_logprobs() is not None
         self._folded = [_Folded() for _ in generation.choices]
         self._prompt_logprobs: bytes | None = None
 
@@ -74,7 +73,7 @@ class ChatReply(ChoicesReply[ChatBody]):
         )
 
     def event(self, delta: Delta) -> bytes:
-        sampled = self.sampled_fields(delta.sampled) if self.request.return_token_ids else {}
+        sampled = self.sampled_fields(delta.index, delta.sampled) if self.request.return_token_ids else {}
         shown = []
         if delta.parts is None:
             entries = self._entries.of_delta(delta)
@@ -153,10 +152,10 @@ class ChatReply(ChoicesReply[ChatBody]):
         return {
             "index": index,
             "message": message,
-            "logprobs": _all_logprobs(folded) if self._wants_entries else None,
+            "logprobs": _all_logprobs(folded) if self.generation.choices[index].scored else None,
             "finish_reason": last and last.finish_reason,
             "stop_reason": last and last.stop_reason,
-            **self.sampled_fields(join_rows(folded.sampled)),
+            **self.sampled_fields(index, join_rows(folded.sampled)),
         }
 
 

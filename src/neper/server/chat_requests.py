@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.chat_protocol import ChatBody, Function, Message, NamedTool
 from neper.server.generation import Generation, Prompt
-from neper.server.requests import check_logprobs, logprob_params, new_generation
+from neper.server.requests import json_form, logprob_params, new_generation
 from neper.server.service import Service
 from neper.server.structured import constraint_of
 from neper.text.grammar import Constraint, after_reasoning, tool_calls
+from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
 from neper.text.reasoning import ReasoningTags
 from neper.text.tools import ToolFormat
+from neper.text.validated_json import JsonParser
 from neper.types import JsonObject
 
 # Tokens at a prompt's end that hold a reasoning tag and the newlines after it, even where each character is one.
@@ -29,9 +31,7 @@ class _Thinking(NamedTuple):
 
 
 async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Generation:
-    top_k = body.num_top_logprobs()
-    check_logprobs(service.engine.capabilities, "top_logprobs", top_k)
-    logprobs = logprob_params(service, body, top_k)
+    logprobs = logprob_params(service, body, body.num_top_logprobs(), param="top_logprobs")
     continues = bool(body.continue_final_message)
     generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     token_ids = await service.encode_chat(
@@ -41,6 +41,10 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         template_kwargs=_template_kwargs(service, body),
     )
     thinking = _thinking(service, body, token_ids)
+    constraint = _constraint(service, body, thinking)
+    form = None
+    if constraint is not None and _is_checked_after(service, body):
+        form, constraint = await json_form(service, body, constraint), None
     return await new_generation(
         service,
         body,
@@ -50,8 +54,8 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         default=None,
         begins_text=not continues,
-        constraint=_constraint(service, body, thinking),
-        parser=_parser(service, body, thinking),
+        constraint=constraint,
+        parser=_parser(service, body, thinking, form),
     )
 
 
@@ -96,6 +100,17 @@ def _constraint(service: Service, body: ChatBody, thinking: _Thinking | None) ->
     return after_reasoning(constraint, *thinking.tags, service.tokenizer, opened=thinking.opened)
 
 
+def _is_checked_after(service: Service, body: ChatBody) -> bool:
+    """The reply's form is checked once it is there: its engine cannot be held to it."""
+    if "grammar" in service.engine.capabilities.sampling_fields or body.constrained_by != "response_format":
+        return False
+    if any(function.strict for function in body.functions_shown()):
+        raise UnsupportedError(
+            "tools: this engine cannot constrain what it samples, so no function can be strict", param="tools"
+        )
+    return True
+
+
 def _calls(service: Service, body: ChatBody, form: ToolFormat, instead: Constraint | None) -> Constraint | None:
     """What a reply with calls must follow; `instead` is what one without calls must. None where all is free."""
     required = body.functions_required()
@@ -124,14 +139,21 @@ def _calls(service: Service, body: ChatBody, form: ToolFormat, instead: Constrai
     return tool_calls(form.name, functions, service.tokenizer, parallel=_parallel(body), text=free, instead=instead)
 
 
-def _parser(service: Service, body: ChatBody, thinking: _Thinking | None) -> Callable[[], MessageParser] | None:
+def _parser(
+    service: Service, body: ChatBody, thinking: _Thinking | None, form: JsonForm | None
+) -> Callable[[], MessageParser | JsonParser] | None:
     """Makes the parser of each choice; None where all of its text is content."""
     tools = service.tool_format if body.functions_shown() else None
-    if thinking is None and tools is None:
+    if thinking is None and tools is None and form is None:
         return None
     tags, opened = (None, False) if thinking is None else thinking
     parallel = _parallel(body)
-    return lambda: MessageParser(reasoning=tags, opened=opened, tools=tools, parallel=parallel)
+
+    def new_parser() -> MessageParser | JsonParser:
+        parser = MessageParser(reasoning=tags, opened=opened, tools=tools, parallel=parallel)
+        return parser if form is None else JsonParser(parser, form)
+
+    return new_parser
 
 
 def _parallel(body: ChatBody) -> bool:

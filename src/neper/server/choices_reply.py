@@ -64,12 +64,12 @@ class ChoicesReply(Reply[Body]):
         envelope = self._envelope(self.kind)
         return orjson.dumps({**envelope, "choices": choices, "usage": self.generation.usage(), **extra})
 
-    def sampled_fields(self, rows: PackedRows | None) -> JsonObject:
-        """`token_ids`, and with logprobs `token_logprobs`, where the request wants them."""
+    def sampled_fields(self, index: int, rows: PackedRows | None) -> JsonObject:
+        """A choice's `token_ids`, and with logprobs `token_logprobs`, where the request wants them."""
         if not self.request.return_token_ids:
             return {}
         fields: JsonObject = {"token_ids": rows.token_ids.tolist() if rows else []}
-        if self.generation.choices[0].request.logprobs.top_k is not None:
+        if self.generation.choices[index].scored:
             fields["token_logprobs"] = orjson.Fragment(b"[%b]" % _own_numbers(rows))
         return fields
 

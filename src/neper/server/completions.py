@@ -93,7 +93,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
                 "finish_reason": delta.finish_reason,
                 "stop_reason": delta.stop_reason,
                 **prompt_ids,
-                **self.sampled_fields(delta.sampled),
+                **self.sampled_fields(delta.index, delta.sampled),
             }
             events.append(self.chunk(choice))
         return b"".join(events)
@@ -119,14 +119,15 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         # The first choice of a prompt had it scored, for all of them.
         scored = self._states[index - index % self._n]
         pieces = [scored.echo_logprobs, *state.pieces] if scored.echo_logprobs is not None else state.pieces
-        logprobs = None if self._k is None else _logprobs(LegacyArrays.join(pieces, dicts=self._dicts))
+        scored_choice = self.generation.choices[index].scored
+        logprobs = _logprobs(LegacyArrays.join(pieces, dicts=self._dicts)) if scored_choice else None
         choice: JsonObject = {
             "index": index,
             "text": "".join(state.text),
             "logprobs": logprobs,
             "finish_reason": last and last.finish_reason,
             "stop_reason": last and last.stop_reason,
-            **self.sampled_fields(join_rows(state.sampled)),
+            **self.sampled_fields(index, join_rows(state.sampled)),
         }
         if scored.prompt_logprobs is not None:
             choice["prompt_logprobs"] = orjson.Fragment(b"[%b]" % scored.prompt_logprobs)

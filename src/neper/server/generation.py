@@ -26,6 +26,7 @@ from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
 from neper.text.token_text import Field, Piece
 from neper.text.tokenizer import Tokenizer
+from neper.text.validated_json import JsonParser
 from neper.types import FinishReason, JsonObject, PackedRows, Request, TokenChunk
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Delta:
         first: the first delta of this choice: its prompt scores are complete.
         tokens: tokens whose text is settled now, in order.
         parts: what they are in a message's fields, where a parser tells; else None.
-        scores: of `tokens`, one each; None when there are none.
+        scores: of `tokens`, one each; None when there are none, or the engine sends none.
         sampled: rows of the tokens sampled since the last delta, settled or not; None when there are none.
         begin: place among `tokens` of the one that begins a text of its own; -1 where none does, or it makes no
             difference to this tokenizer.
@@ -131,6 +132,9 @@ class Choice:
     Attributes:
         stream: of the engine, once it was submitted.
         num_listed: places of the lists that its rows must have, known then too; None = no scores.
+        may_be_unscored: scores that were asked for may not come, known then too.
+        scored: its scores are asked for, and the engine has not shown that it sends none.
+        validated: its content must be JSON, which may take long to check.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class Choice:
         scores: ScoreBatch,
         *,
         begins_text: bool = False,
-        parser: MessageParser | None = None,
+        parser: MessageParser | JsonParser | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -150,6 +154,9 @@ class Choice:
         self.parser = parser
         self.stream: TokenStream | None = None
         self.num_listed: int | None = None
+        self.may_be_unscored = False
+        self.scored = request.logprobs.top_k is not None
+        self.validated = isinstance(parser, JsonParser)
         self.finished = False
         self.num_tokens = 0
         self.num_cached_tokens = 0
@@ -157,6 +164,7 @@ class Choice:
         self._started = False
         self._pending: list[PackedRows] = []
         self._unsettled: list[TextToken] = []
+        self._unshown: list[PackedRows] = []
         self._scores = scores
         self._begins = begins_text and tokenizer.strips_leading_space
         self._detokenizer = Detokenizer.for_reply(tokenizer, request.sampling, begins_text=begins_text)
@@ -173,6 +181,8 @@ class Choice:
         rows = sampled = chunk.tokens
         if sampled is None and end is None:
             return None
+        if sampled is not None and sampled.top_k != self.num_listed:
+            self._check_scores(sampled)
         finish_reason = None if end is None else end.value
         stop_reason: str | int | None = None
         detokenizer = self._detokenizer
@@ -187,7 +197,7 @@ class Choice:
         num_tokens = detokenizer.num_tokens
         parts = None
         if self.parser is not None:
-            tokens, parts = self._parse(self.parser, tokens, final=finish_reason is not None)
+            tokens, parts = self._parse(self.parser, tokens, finish_reason, stop_reason)
             if self.parser.end is not None:
                 finish_reason, stop_reason = "tool_calls", None
                 num_tokens = max(self.num_tokens, self.parser.end)
@@ -199,31 +209,60 @@ class Choice:
         if self._pending or len(tokens) != len(token_ids):
             rows = self._settled_rows(sampled, len(tokens))
         self.finished = finish_reason is not None
-        first, self._started = not self._started, True
         begin = -1
         if self._begins:
             begin = next((place for place, token in enumerate(tokens) if token.visible), -1)
             self._begins = begin < 0
         scores = None
-        if tokens and rows is not None and self.num_listed is not None:
-            if rows.top_k != self.num_listed:
-                raise EngineError("the engine scored this request otherwise than it was asked")
+        if self.validated:
+            if sampled is not None:
+                self._unshown.append(sampled)
+            if not (parts or self.finished):
+                return None  # a stream does not begin before there is something to show
+            sampled, self._unshown = join_rows(self._unshown), []
+            if rows is not None and self.num_listed is not None:
+                scores = PendingScores(self._scores, rows)  # not in the batch, which is the event loop's
+        elif tokens and rows is not None and self.num_listed is not None:
             scores = self._scores.add(rows)
+        first, self._started = not self._started, True
         return Delta(self.index, first, tokens, scores, sampled, begin, finish_reason, stop_reason, parts)
 
+    def _check_scores(self, rows: PackedRows) -> None:
+        """Rows that are not as they were asked for: an engine may have no scores, but then for none of a choice."""
+        if rows.top_k is not None or self.num_tokens or not self.may_be_unscored:
+            raise EngineError("the engine scored this request otherwise than it was asked")
+        self.num_listed, self.scored = None, False
+
     def _parse(
-        self, parser: MessageParser, tokens: list[TextToken], *, final: bool
+        self,
+        parser: MessageParser | JsonParser,
+        tokens: list[TextToken],
+        finish_reason: str | None,
+        stop_reason: str | int | None,
     ) -> tuple[list[TextToken], list[Part]]:
         """The tokens whose fields are settled now, and what they are in them."""
         before = parser.settled
         pieces = parser.step(tokens)
-        if final:
-            pieces += parser.flush()
+        if finish_reason is not None:
+            pieces += self._flush(parser, finish_reason, stop_reason)
         count = parser.settled - before
         self._unsettled += tokens
         settled = self._unsettled[:count]
         del self._unsettled[:count]
         return settled, _parts(pieces, before)
+
+    def _flush(
+        self, parser: MessageParser | JsonParser, finish_reason: str, stop_reason: str | int | None
+    ) -> list[Piece]:
+        if isinstance(parser, JsonParser):
+            if finish_reason == "length":
+                parser.keep()
+            pieces = parser.flush()
+            # What the client's own stop cut off may be JSON or not.
+            if parser.problem is not None and stop_reason is None:
+                raise parser.problem
+            return pieces
+        return parser.flush()
 
     def _settled_rows(self, sampled: PackedRows | None, count: int) -> PackedRows | None:
         """The rows of the next `count` tokens. Those of the others wait in pieces: a long wait joins them once."""
@@ -257,9 +296,10 @@ class Generation:
         """Submit every choice, or none. Raises OverloadedError, EngineDeadError."""
         self._service.enter(self)
         try:
-            vocab_size = self._service.engine.capabilities.vocab_size
+            capabilities = self._service.engine.capabilities
             for choice in self.choices:
-                choice.num_listed = choice.request.num_listed(vocab_size)
+                choice.num_listed = choice.request.num_listed(capabilities.vocab_size)
+                choice.may_be_unscored = capabilities.logprobs is None
                 choice.stream = self._service.engine.submit(choice.request)
         except BaseException:
             self.close()
@@ -316,7 +356,10 @@ class Generation:
         assert choice.stream is not None
         try:
             async for chunk in choice.stream:
-                delta = choice.step(chunk)
+                if choice.validated:
+                    delta = await asyncio.to_thread(choice.step, chunk)
+                else:
+                    delta = choice.step(chunk)
                 if delta is not None:
                     self._inbox.append(delta)
                     if choice.finished:

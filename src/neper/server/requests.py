@@ -19,7 +19,9 @@ from neper.server.sampling_fields import check_ids, distinct_ids, sampling_param
 from neper.server.service import Service
 from neper.server.structured import constraint_of
 from neper.text.grammar import Constraint
+from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
+from neper.text.validated_json import JsonParser
 from neper.types import LogprobParams, LogprobsMode, Request, SamplingParams
 
 MAX_NAMED_IDS = 128
@@ -28,8 +30,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 async def completion_generation(service: Service, body: CompletionBody, reply_id: str) -> Generation:
-    check_logprobs(service.engine.capabilities, "logprobs", body.logprobs)
-    logprobs = logprob_params(service, body, body.logprobs)
+    logprobs = logprob_params(service, body, body.logprobs, param="logprobs")
     if body.echo and body.logprobs is not None:
         _check_prompt_logprobs(service.engine.capabilities, "echo")
         longest = _longer(body.logprobs, body.prompt_logprobs)
@@ -73,9 +74,14 @@ def _prompt_sources(service: Service, body: CompletionBody) -> list[str | list[i
     return [prompt] if kind is int else prompt
 
 
-def logprob_params(service: Service, body: GenerationBody, top_k: int | None) -> LogprobParams:
-    """The scores that a body asks for, with `top_k` alternatives of generated tokens (None = no scores)."""
+def logprob_params(service: Service, body: GenerationBody, top_k: int | None, *, param: str) -> LogprobParams:
+    """The scores that a body asks for, with `top_k` alternatives of generated tokens (None = no scores); `param` is the
+    field that says how many.
+    """
     capabilities = service.engine.capabilities
+    if top_k is not None and capabilities.logprobs is False:
+        raise UnsupportedError("logprobs cannot be had: this engine sends no logprobs", param="logprobs")
+    check_logprobs(capabilities, param, top_k)
     # The configuration's is one of them too.
     mode = cast("LogprobsMode", body.logprobs_mode or service.config.logprobs_mode)
     if mode not in capabilities.logprobs_modes:
@@ -102,7 +108,7 @@ async def new_generation(
     default: int | None,
     begins_text: bool,
     constraint: Constraint | None = None,
-    parser: Callable[[], MessageParser] | None = None,
+    parser: Callable[[], MessageParser | JsonParser] | None = None,
 ) -> Generation:
     """The choices of all prompts, not started.
 
@@ -169,11 +175,26 @@ def _num_listed(request: Request, vocab_size: int) -> int:
     return most
 
 
+async def json_form(service: Service, body: GenerationBody, constraint: Constraint) -> JsonForm:
+    """What a reply's JSON is checked against: what `response_format` says, which is the constraint too. Schemas that
+    engines cannot be held to are not taken here either.
+    """
+    await _checked(service, body, constraint)
+    schema = None if body.response_format is None else body.response_format.schema()
+    assert schema is not None
+    return JsonForm(schema)
+
+
 async def _grammar(service: Service, body: GenerationBody, constraint: Constraint) -> str:
     """The constraint as engines take it, once it is known to compile."""
     param = body.constrained_by
     if "grammar" not in service.engine.capabilities.sampling_fields:
         raise UnsupportedError(f"{param}: this engine cannot constrain what it samples", param=param)
+    return await _checked(service, body, constraint)
+
+
+async def _checked(service: Service, body: GenerationBody, constraint: Constraint) -> str:
+    param = body.constrained_by
     if body.ignore_eos:
         raise InvalidRequestError(
             f"ignore_eos excludes {param}: the reply ends where its form does", param="ignore_eos"

@@ -11,7 +11,7 @@ from neper.server.responses_protocol import InputItem, ResponsesBody
 from neper.server.service import Service
 
 # What errors about a conversation name, and what that is here.
-_PARAMS = {"messages": "input", "response_format": "text", "reasoning_effort": "reasoning"}
+_PARAMS = {"messages": "input", "response_format": "text", "reasoning_effort": "reasoning", "logprobs": "include"}
 _PATHS = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",

@@ -9,6 +9,7 @@ from neper.errors import InvalidRequestError
 from neper.server.strict import Name, Strict
 from neper.text import grammar
 from neper.text.grammar import Constraint
+from neper.text.json_schema import JsonSchema
 
 
 class NamedSchema(Strict):
@@ -22,7 +23,8 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
-    def constraint(self) -> Constraint | None:
+    def schema(self) -> JsonSchema | None:
+        """What JSON the reply must be; None where it is free."""
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise InvalidRequestError(
                 "response_format: type json_schema and the field json_schema go together", param="response_format"
@@ -30,10 +32,14 @@ class ResponseFormat(Strict):
         if self.type == "text":
             return None
         if self.json_schema is None:
-            return grammar.json_object()
+            return {"type": "object"}
         if self.json_schema.schema is None:
             raise InvalidRequestError("response_format.json_schema.schema is missing", param="response_format")
-        return grammar.json_schema(self.json_schema.schema, where="response_format.json_schema.schema")
+        return self.json_schema.schema
+
+    def constraint(self) -> Constraint | None:
+        schema = self.schema()
+        return None if schema is None else grammar.json_schema(schema, where="response_format.json_schema.schema")
 
 
 class StructuredOutputs(Strict):

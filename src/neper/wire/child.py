@@ -44,6 +44,7 @@ class Child(asyncio.SubprocessProtocol):
         self._log = log
         self._log_start = 0
         self._exited = asyncio.Event()
+        self._silent = False
         self._parts: list[bytes] = []
         self._size = 0
         self._transport: asyncio.SubprocessTransport | None = None
@@ -110,12 +111,20 @@ class Child(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:
-            self._set_gone()
+            self._silent = True
+            self._end()
 
     def process_exited(self) -> None:
         self._exited.set()
         self._kill()  # what it started must not outlive it
-        asyncio.get_running_loop().call_later(_LAST_LINES_SECONDS, self._set_gone)
+        self._end()
+
+    def _end(self) -> None:
+        """It has exited, and has closed its stdout: the second of both follows soon, or does not matter."""
+        if self._silent and self._exited.is_set():
+            self._set_gone()
+        else:
+            asyncio.get_running_loop().call_later(_LAST_LINES_SECONDS, self._set_gone)
 
     def _set_gone(self) -> None:
         if not self.gone.done():

@@ -24,7 +24,7 @@ class Conversation:
         ended: no chunk comes any more, or one last: it has ended, was ended here, or failed.
         done: the engine has ended it too; before that, it may still say something.
         num_tokens: that were taken.
-        unscored: tokens came without the scores that were asked for.
+        scored: scores that were asked for came with its tokens, or did not; None = that does not show.
     """
 
     def __init__(self, request: Request, vocab_size: int) -> None:
@@ -51,8 +51,8 @@ class Conversation:
         return self._finish_reason is not None
 
     @property
-    def unscored(self) -> bool:
-        return self._places is not None and self._scored is False and self.num_tokens > 0
+    def scored(self) -> bool | None:
+        return None if self._places is None else self._scored
 
     def take_token(self, line: Token) -> None:
         self._settle()
@@ -79,6 +79,8 @@ class Conversation:
             self.fail("the engine sent the scores of a token that it did not send")
         elif self._allowed is not None and frozenset(line.ids) != self._allowed:
             self.fail(f"the engine listed other ids than the {len(self._allowed)} that are allowed")
+        elif line.ids and max(line.ids) >= self._vocab_size:
+            self.fail(f"the engine listed the token {max(line.ids)}, but there are only {self._vocab_size}")
         elif self._allowed is None and -math.inf in line.logprobs:
             self.fail("the engine listed an id without any probability")
         else:

@@ -139,6 +139,10 @@ class LineEngine:
             raise OverloadedError("the engine is being started again; try again shortly", retry_after=5)
         if request.request_id in self._jobs:
             raise ValueError(f"request id {request.request_id!r} is in use")
+        if request.sampling.max_tokens is None:
+            rest = max(0, self.capabilities.max_model_len - len(request.prompt_token_ids))
+            sampling = msgspec.structs.replace(request.sampling, max_tokens=rest)
+            request = msgspec.structs.replace(request, sampling=sampling)
         stream = ChunkStream(request.request_id, self._forget)
         if request.sampling.max_tokens == 0:
             stream.put(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
@@ -166,27 +170,32 @@ class LineEngine:
         try:
             await child.start(self._command)
             self._ready = await start.ready(child)
+            self._capabilities = self._read_capabilities(start.fields, self._ready)
+        except StartupError as error:
+            await child.close(kill=True)
+            words = child.last_words()
+            raise StartupError(f"{error}; its last words:\n{words}" if words else error.message) from None
         except BaseException:
             await child.close(kill=True)
             raise
-        fields, ready = start.fields, self._ready
-        logger.info(
-            "the engine is ready: context %d, %s", ready.context, " ".join(f"{k}={v}" for k, v in fields.items())
-        )
         child.on_lines = self._take
-        self._capabilities = Capabilities(
+        facts = " ".join(f"{name}={value}" for name, value in start.fields.items())
+        logger.info("the engine is ready: context %d, %s", self._ready.context, facts)
+        return child
+
+    def _read_capabilities(self, fields: dict[str, str], ready: ReadyLine) -> Capabilities:
+        return Capabilities(
             vocab_size=_number(fields, "vocab_size", self._tokenizer_size),
             max_model_len=ready.context,
             max_logprobs=_number(fields, "max_logprobs", DEFAULT_MAX_LOGPROBS),
             max_num_seqs=max(1, ready.slots),
-            logprobs=fields.get("logprobs") != "none",
+            logprobs=_sends_logprobs(fields.get("logprobs")),
             logprob_token_ids=False,
             prompt_logprobs=False,
             sampling_fields=_SAMPLING_FIELDS,
             device=fields.get("device", ""),
             dtype=fields.get("dtype", ""),
         )
-        return child
 
     async def _serve(self, child: Child) -> None:
         """Work with a process until it is gone. Lines come to `_take`."""
@@ -264,13 +273,18 @@ class LineEngine:
                     logger.warning(
                         "the engine counted %d tokens and sent %d", answer.generated, conversation.num_tokens
                     )
-                if conversation.unscored and self.capabilities.logprobs:
-                    logger.warning("this engine sends no logprobs: requests for them are refused from here on")
-                    self._capabilities = msgspec.structs.replace(self.capabilities, logprobs=False)
+                self._learn(conversation)
             case Failed():
                 conversation.take_failed(answer)
             case _:
                 pass
+
+    def _learn(self, conversation: Conversation) -> None:
+        """Whether the engine sends scores shows with the first request that asks for them."""
+        if self.capabilities.logprobs is None and (scored := conversation.scored) is not None:
+            if not scored:
+                logger.warning("this engine sends no logprobs: requests for them are refused from here on")
+            self._capabilities = msgspec.structs.replace(self.capabilities, logprobs=scored)
 
     def _take_malformed(self, job: _Job | None, error: LineError) -> None:
         logger.warning("the engine sent a malformed line: %s", error)
@@ -360,16 +374,15 @@ class _Start:
         while not self._ready.done():
             left = self._heard + self._timeout - time.monotonic()
             if left <= 0:
-                raise StartupError(_with(f"the engine said nothing for {self._timeout:g} seconds", child))
+                raise StartupError(f"the engine said nothing for {self._timeout:g} seconds")
             await asyncio.wait((self._ready, child.gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if child.gone.done() and not self._ready.done():
-                raise StartupError(_with(f"the engine ended before it was ready (exit status {child.status})", child))
+                raise StartupError(f"the engine ended before it was ready (exit status {child.status})")
         return self._ready.result()
 
 
-def _with(message: str, child: Child) -> str:
-    words = child.last_words()
-    return f"{message}; its last words:\n{words}" if words else message
+def _sends_logprobs(word: str | None) -> bool | None:
+    return None if word is None else word != "none"
 
 
 def _number(fields: dict[str, str], name: str, default: int) -> int:

@@ -9,10 +9,14 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """A queue of items in groups: each group's come in their order, and the groups take turns."""
+    """A queue of items in groups: each group's come in their order, and the groups take turns.
+
+    A group that has just had its turn waits for another one, however long ago its next item came.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, deque[Item]] = {}
+        self._last: str | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._groups.values()))
@@ -22,7 +26,10 @@ class FairQueue(Generic[Item]):
 
     def take(self) -> Item:
         """The next item. Raises StopIteration when there is none."""
-        group = next(iter(self._groups))
+        group = next((group for group in self._groups if group != self._last), None)
+        if group is None:
+            group = next(iter(self._groups))
+        self._last = group
         items = self._groups.pop(group)
         item = items.popleft()
         if items:

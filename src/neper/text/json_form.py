@@ -1,0 +1,278 @@
+"""The form of JSON that a reply must have: found in what a model wrote freely, and checked against its schema.
+
+Formats and patterns are llguidance's, here as where it constrains, and it reads a text once whatever the pattern.
+Everything else is the jsonschema library's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+
+from neper.errors import EngineError
+from neper.text.json_schema import JsonSchema
+from neper.text.matcher import LIMITS, bytes_tokenizer
+from neper.text.reader import SPACES
+
+SECONDS = 2.0
+"""How much of a thread's time it may take to find the JSON of one reply."""
+
+MAX_MESSAGE = 300  # characters of what is wrong: it quotes the reply
+
+_FENCE = "```"
+_OPENING = re.compile(r"[{\[]")
+_FORGET = 10_000  # characters; json counts the lines before each error
+
+Keyword = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
+"""How jsonschema asks for a keyword's errors: (validator, the keyword's value, instance, schema)."""
+
+
+class JsonForm:
+    """A schema that replies are checked against. Grammars.check must have let it pass: it knows what is no schema, and
+    that references lead nowhere else.
+    """
+
+    def __init__(self, schema: JsonSchema) -> None:
+        self._schema = schema
+
+    def find(self, text: str) -> tuple[int, int]:
+        """Where the JSON stands in a text: its first character, and the one after its last.
+
+        It is the first of these that the schema allows:
+
+        1. the whole text, but for white space around it;
+        2. what is in a fence of three backticks, without the rest of the line on which that opens;
+        3. a value that begins with `{` or `[`, read from the text's beginning on. Reading goes on behind a value, and
+           where one fails, at the place where it did (with NaN in it: at its end). So none is taken out of another,
+           and each character is read once.
+
+        It takes up to about SECONDS, so it belongs into a thread.
+
+        Raises:
+            EngineError: there is none; the message says why the first one is not allowed.
+        """
+        limits = _Limits()
+        validator = None
+        problem: str | None = None
+        try:
+            for value, start, end in _values(text, limits):
+                if validator is None:
+                    validator = _validator(self._schema, limits)
+                error = next(validator.iter_errors(value), None)
+                if error is None:
+                    return start, end
+                problem = problem or f"does not follow the schema: {_where(error)}: {error.message}"
+        except _TooMuchError:
+            problem = f"takes more than {SECONDS:g} seconds to be checked against the schema"
+        except RecursionError:
+            problem = "is nested too deeply to be checked against the schema"
+        except ArithmeticError:
+            problem = "has a number too large to be checked against the schema"
+        raise EngineError(f"the model's reply {problem or _why_not(text)}"[:MAX_MESSAGE])
+
+
+class _TooMuchError(Exception):
+    """It takes too long."""
+
+
+class _Limits:
+    """What one search may cost, and the checks of strings that Python's `re` would take for ever to make."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + SECONDS
+        self._matchers: dict[tuple[str, str], LLMatcher] = {}
+
+    def check(self) -> None:
+        if time.thread_time() > self._end:
+            raise _TooMuchError
+
+    def fits(self, keyword: str, value: str, text: str) -> bool:
+        """Whether a string follows a `pattern` or a `format`."""
+        self.check()
+        matcher = self._matchers.get((keyword, value))
+        if matcher is None:
+            schema = {"type": "string", keyword: value}
+            grammar = json.dumps({"grammars": [{"name": "json", "json_schema": schema}]})
+            matcher = self._matchers[keyword, value] = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+        matcher.reset()
+        # As llguidance wants strings written: DEL is a control character to it. Half a surrogate has no bytes.
+        data = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace")
+        whole = matcher.try_consume_tokens(list(data)) == len(data)
+        if matcher.is_error():
+            raise _TooMuchError
+        return whole and matcher.is_accepting()
+
+
+@functools.cache
+def _bytes() -> LLTokenizer:
+    return bytes_tokenizer(0, {})
+
+
+class _Value(NamedTuple):
+    value: Any
+    start: int
+    end: int
+
+
+class _Decoder:
+    """Python's JSON without what it allows beyond JSON."""
+
+    def __init__(self) -> None:
+        self._constants: list[str] = []
+        self._decoder = json.JSONDecoder(parse_constant=self._constants.append, parse_int=_integer)
+
+    def read(self, text: str, start: int) -> tuple[Any, int]:
+        """The value that begins at `start`, and where it ends. Raises JSONDecodeError."""
+        self._constants.clear()
+        value, end = self._decoder.raw_decode(text, start)
+        if self._constants:
+            raise json.JSONDecodeError(f"{self._constants[0]} is no value", text, end)
+        return value, end
+
+    def whole(self, text: str) -> Any:
+        """The value that all of a text is. Raises JSONDecodeError."""
+        value, end = self.read(text, 0)
+        if end != len(text):
+            raise json.JSONDecodeError("More text", text, end)
+        return value
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < 1000 else float(digits)  # Python refuses very long ones
+
+
+def _values(text: str, limits: _Limits) -> Iterator[_Value]:
+    """The values that JsonForm.find looks at, in its order."""
+    decoder = _Decoder()
+    yield from _whole(decoder, text, 0)
+    place = 0
+    for number, part in enumerate(text.split(_FENCE)):
+        if number % 2:
+            limits.check()
+            line, newline, body = part.partition("\n")
+            yield from _whole(decoder, body, place + len(line) + 1) if newline else _whole(decoder, part, place)
+        place += len(part) + len(_FENCE)
+    at = place = 0
+    while (opening := _OPENING.search(text, at)) is not None:
+        limits.check()
+        if (start := opening.start()) > _FORGET:
+            text, place, start = text[start:], place + start, 0
+        try:
+            value, at = decoder.read(text, start)
+        except json.JSONDecodeError as error:
+            at = max(error.pos, start + 1)
+        else:
+            yield _Value(value, place + start, place + at)
+
+
+def _whole(decoder: _Decoder, text: str, place: int) -> Iterator[_Value]:
+    """The value that a text is, if it is one; the text stands at `place` of a larger one."""
+    inner = text.strip(SPACES)
+    try:
+        value = decoder.whole(inner)
+    except json.JSONDecodeError:
+        return
+    start = place + len(text) - len(text.lstrip(SPACES))
+    yield _Value(value, start, start + len(inner))
+
+
+def _why_not(text: str) -> str:
+    """What is wrong with a text in which no JSON is."""
+    inner = text.strip(SPACES)
+    if not inner:
+        return "is empty, and should be JSON"
+    try:
+        _Decoder().whole(inner)
+    except json.JSONDecodeError as error:
+        return f"is not JSON: {error.msg} at character {error.pos} of {inner[:100]!r}"
+    raise AssertionError("a text that is JSON was looked at")
+
+
+def _where(error: Any) -> str:
+    path = ".".join(map(str, error.absolute_schema_path))
+    return f"{error.json_path} ({path})" if path else str(error.json_path)
+
+
+def _validator(schema: JsonSchema, limits: _Limits) -> Any:
+    from jsonschema_specifications import REGISTRY
+
+    # Without a registry it would fetch what a reference names; this one has JSON Schema's own schemas, as llguidance.
+    return _validator_class()(schema, registry=REGISTRY, format_checker=limits)
+
+
+@functools.cache
+def _validator_class() -> Any:
+    """The keywords of JSON Schema's latest draft, and what llguidance takes of older ones. Each looks at the clock.
+
+    The limits travel as the format checker: that is what validators of parts of a schema inherit.
+    """
+    from jsonschema import Draft7Validator, Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+    from jsonschema.validators import extend
+
+    latest: dict[str, Keyword] = dict(Draft202012Validator.VALIDATORS)
+    older: dict[str, Keyword] = dict(Draft7Validator.VALIDATORS)
+
+    def string(keyword: str) -> Keyword:
+        def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+            if isinstance(instance, str) and not validator.format_checker.fits(keyword, value, instance):
+                yield ValidationError(f"{instance!r} does not follow the {keyword} {value!r}")
+
+        return check
+
+    def pattern_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(instance, dict):
+            for pattern, inner in value.items():
+                for name, item in instance.items():
+                    if validator.format_checker.fits("pattern", pattern, name):
+                        yield from validator.descend(item, inner, path=name, schema_path=pattern)
+
+    def additional_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(instance, dict):
+            patterns, fits = schema.get("patternProperties", {}), validator.format_checker.fits
+            for name, item in instance.items():
+                if name in schema.get("properties", {}) or any(fits("pattern", pattern, name) for pattern in patterns):
+                    continue
+                if value is False:
+                    yield ValidationError(f"the property {name!r} is not allowed")
+                else:
+                    yield from validator.descend(item, value, path=name)
+
+    def items(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
+        return (older if isinstance(value, list) else latest)["items"](validator, value, instance, schema)
+
+    def exclusive(keyword: str, limit: str) -> Keyword:
+        def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
+            if isinstance(value, bool):  # of `minimum` or `maximum`, in draft 4
+                if not value or limit not in schema:
+                    return None
+                value = schema[limit]
+            return latest[keyword](validator, value, instance, schema)
+
+        return check
+
+    def timed(function: Keyword) -> Keyword:
+        def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
+            validator.format_checker.check()
+            return function(validator, value, instance, schema)
+
+        return check
+
+    keywords: dict[str, Keyword] = {
+        **latest,
+        "pattern": string("pattern"),
+        "format": string("format"),
+        "patternProperties": pattern_properties,
+        "additionalProperties": additional_properties,
+        "items": items,
+        "additionalItems": older["additionalItems"],
+        "exclusiveMinimum": exclusive("exclusiveMinimum", "minimum"),
+        "exclusiveMaximum": exclusive("exclusiveMaximum", "maximum"),
+    }
+    return extend(Draft202012Validator, {name: timed(function) for name, function in keywords.items()})

@@ -1,0 +1,110 @@
+"""Validated JSON: a message whose content is to be JSON, from an engine that could not be held to it.
+
+Models put their JSON into a fence, or a sentence before it. Its characters alone become the content, so the tokens that
+spell it keep their places, and those at its two ends are cut to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from neper.errors import EngineError
+from neper.text.detokenizer import TextToken
+from neper.text.json_form import JsonForm
+from neper.text.message import MessageParser
+from neper.text.token_text import Piece, TokenText
+
+
+class JsonParser:
+    """A MessageParser whose content becomes the JSON in it; to be used as one.
+
+    Content is not known before its end, so it is held back until then, with all that follows it. Reasoning before it is
+    not, and a reply with calls keeps its content as it is.
+
+    Attributes:
+        problem: why there is no such JSON, after `flush`; then the content is what the model wrote.
+    """
+
+    def __init__(self, parser: MessageParser, form: JsonForm) -> None:
+        self.problem: EngineError | None = None
+        self._parser = parser
+        self._form = form
+        self._free = False
+        self._held: list[Piece] = []
+        self._first: int | None = None  # token in which the content begins that is held back
+
+    @property
+    def reasons(self) -> bool:
+        return self._parser.reasons
+
+    @property
+    def end(self) -> int | None:
+        return self._parser.end
+
+    @property
+    def num_completed(self) -> int:
+        return self._parser.num_completed
+
+    @property
+    def settled(self) -> int:
+        return self._parser.settled if self._first is None else self._first
+
+    def keep(self) -> None:
+        """The content stays as it is, JSON or not: it was cut off."""
+        self._free = True
+
+    def step(self, tokens: Iterable[TextToken]) -> list[Piece]:
+        return self._take(self._parser.step(tokens))
+
+    def flush(self) -> list[Piece]:
+        """As MessageParser's, but it may take a while: see JsonForm.find."""
+        pieces = self._take(self._parser.flush())
+        if not self._free:
+            pieces += self._json()
+            self._first = None
+        return pieces
+
+    def _take(self, pieces: list[Piece]) -> list[Piece]:
+        """Those that can be given now."""
+        if self._free or any(piece.call >= 0 for piece in pieces):
+            self._free = True
+            given, self._held, self._first = self._held + pieces, [], None
+            return given
+        if self._first is not None:
+            self._held += pieces
+            return []
+        self._first = next((piece.token.index for piece in pieces if piece.field == "content"), None)
+        if self._first is None:
+            return pieces
+        # A token of which only a part is content waits as a whole.
+        self._held = [piece for piece in pieces if piece.token.index >= self._first]
+        return pieces[: len(pieces) - len(self._held)]
+
+    def _json(self) -> list[Piece]:
+        content = [piece.token for piece in self._held if piece.field == "content"]
+        try:
+            start, end = self._form.find("".join([token.text for token in content]))
+        except EngineError as error:
+            self.problem = error
+            return self._held
+        pieces = [piece for piece in self._held if piece.field != "content"]
+        place = 0
+        for token in content:
+            first, place = place, place + len(token.text)
+            if start <= first and place < end:
+                pieces.append(Piece("content", -1, token))
+            elif first < end and place > start:
+                pieces += _cut(token, start - first, end - first)
+        return pieces
+
+
+def _cut(token: TextToken, start: int, end: int) -> list[Piece]:
+    """The token's part in a stretch of its text, at whose ends are characters of ASCII."""
+    held = token.held
+    if held and not (held + token.data).decode("utf-8", "replace").startswith(token.text):
+        held = b""  # what it completed was cut off before
+    text = TokenText()
+    text.add(token._replace(held=held))
+    text.drop(start)
+    text.decide("content", -1, end)
+    return [piece._replace(token=piece.token._replace(held=token.held)) for piece in text.release(final=True)]
