@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from neper.server.chat_protocol import ChatBody
+from neper.server.choice import Choice, Delta, Part, join_rows
 from neper.server.choices_reply import ChoicesReply
-from neper.server.generation import Choice, Delta, Generation, Part, join_rows
+from neper.server.generation import Generation
 from neper.server.message_entries import MessageEntries
 from neper.server.service import Service
 from neper.text.token_text import Field

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.chat_protocol import ChatBody, Function, Message, NamedTool
-from neper.server.generation import Generation, Prompt
+from neper.server.choice import Prompt
+from neper.server.generation import Generation
 from neper.server.requests import json_form, logprob_params, new_generation
 from neper.server.service import Service
 from neper.server.structured import constraint_of

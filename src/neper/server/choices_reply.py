@@ -9,7 +9,8 @@ import orjson
 
 from neper.errors import EngineError, NeperError
 from neper.server.asgi import error_json
-from neper.server.generation import Choice, Delta, Generation, Prompt, join_rows
+from neper.server.choice import Choice, Delta, Prompt, join_rows
+from neper.server.generation import Generation
 from neper.server.reply import Body, Reply
 from neper.server.score_texts import ScoreText, read_scores
 from neper.server.service import Service

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from neper.server.choice import Choice, Delta, join_rows
 from neper.server.choices_reply import ChoicesReply, prompt_scores, read_prompt
 from neper.server.entries import LegacyArrays
-from neper.server.generation import Choice, Delta, Generation, join_rows
+from neper.server.generation import Generation
 from neper.server.protocol import CompletionBody
 from neper.server.service import Service
 from neper.types import JsonObject, PackedRows, listed_places

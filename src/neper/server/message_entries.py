@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from neper.server.choice import Delta, Part
 from neper.server.entries import Entries
-from neper.server.generation import Delta, Part
 
 
 class MessageEntries:

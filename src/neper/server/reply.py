@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from neper.errors import NeperError
-from neper.server.generation import Delta, Generation
+from neper.server.choice import Delta
+from neper.server.generation import Generation
 from neper.server.protocol import GenerationBody
 from neper.server.service import Service
 

@@ -13,7 +13,8 @@ import msgspec
 
 from neper.engine.interface import Capabilities
 from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
-from neper.server.generation import Choice, Generation, Prompt
+from neper.server.choice import Choice, Prompt
+from neper.server.generation import Generation
 from neper.server.protocol import CompletionBody, GenerationBody
 from neper.server.sampling_fields import check_ids, distinct_ids, sampling_params
 from neper.server.service import Service

@@ -17,7 +17,8 @@ import msgspec
 import orjson
 
 from neper.errors import NeperError
-from neper.server.generation import Delta, Generation
+from neper.server.choice import Delta
+from neper.server.generation import Generation
 from neper.server.message_entries import MessageEntries
 from neper.server.reply import Reply
 from neper.server.responses_protocol import ResponsesBody

@@ -15,8 +15,9 @@ from starlette.types import Receive, Send
 
 from neper.errors import InternalError, NeperError
 from neper.server.asgi import send_json
+from neper.server.choice import Delta
 from neper.server.exchange import Exchange
-from neper.server.generation import ClientDisconnected, Delta, Generation
+from neper.server.generation import ClientDisconnected, Generation
 from neper.server.reply import Reply
 
 log = logging.getLogger(__name__)
