@@ -1,0 +1,11 @@
+"""Dead engines are started again at once, and children that do not end are not waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 0.02)
+    monkeypatch.setattr("neper.wire.child._EXIT_SECONDS", 0.2)
