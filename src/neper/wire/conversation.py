@@ -69,8 +69,11 @@ class Conversation:
             return
         if line.index is not None:
             # A line of this form stands for its token; that one may have come before it all the same.
-            if line.index != self.num_tokens or token_id not in (None, line.token_id):
+            if line.index != self.num_tokens:
                 self.fail(f"the engine scored token {line.index} of the reply where {self.num_tokens} was due")
+                return
+            if token_id not in (None, line.token_id):
+                self.fail(f"the engine scored the token {line.token_id} where it had sent {token_id}")
                 return
             if token_id is None and not self._fits(line.token_id or 0):
                 return

@@ -189,7 +189,7 @@ class LineEngine:
             max_model_len=ready.context,
             max_logprobs=_number(fields, "max_logprobs", DEFAULT_MAX_LOGPROBS),
             max_num_seqs=max(1, ready.slots),
-            logprobs=_sends_logprobs(fields.get("logprobs")),
+            logprobs=self._sends_logprobs(fields.get("logprobs")),
             logprob_token_ids=False,
             prompt_logprobs=False,
             sampling_fields=_SAMPLING_FIELDS,
@@ -267,9 +267,10 @@ class LineEngine:
             case Logprobs():
                 conversation.take_logprobs(answer)
             case Done():
+                ended = conversation.ended
                 conversation.take_done(answer)
                 self._cached_tokens += answer.reused
-                if answer.generated != conversation.num_tokens and not job.stopped:
+                if answer.generated != conversation.num_tokens and not ended:
                     logger.warning(
                         "the engine counted %d tokens and sent %d", answer.generated, conversation.num_tokens
                     )
@@ -278,6 +279,12 @@ class LineEngine:
                 conversation.take_failed(answer)
             case _:
                 pass
+
+    def _sends_logprobs(self, word: str | None) -> bool | None:
+        """As the engine says, or as it turned out before it was started again."""
+        if word is not None:
+            return word != "none"
+        return None if self._capabilities is None else self._capabilities.logprobs
 
     def _learn(self, conversation: Conversation) -> None:
         """Whether the engine sends scores shows with the first request that asks for them."""
@@ -379,10 +386,6 @@ class _Start:
             if child.gone.done() and not self._ready.done():
                 raise StartupError(f"the engine ended before it was ready (exit status {child.status})")
         return self._ready.result()
-
-
-def _sends_logprobs(word: str | None) -> bool | None:
-    return None if word is None else word != "none"
 
 
 def _number(fields: dict[str, str], name: str, default: int) -> int:
