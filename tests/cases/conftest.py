@@ -22,6 +22,7 @@ from neper.models.source import ModelSource, resolve
 from neper.server.app import create_app
 from neper.server.service import Service
 from neper.text.tokenizer import Tokenizer
+from neper.wire.drive import LineEngine
 from tests.helpers.invariants import Json, fold
 from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.helpers.tiny import VOCAB_SIZE, write_model
@@ -40,12 +41,19 @@ class RealServer:
         oracle: the same weights in transformers, in float32; None where nobody asks it.
     """
 
-    def __init__(self, source: ModelSource, config: EngineConfig, *, oracle: bool = False) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        config: EngineConfig,
+        *,
+        oracle: bool = False,
+        make_engine: Callable[[], EngineClient | LineEngine] | None = None,
+    ) -> None:
+        self._make_engine = make_engine or (lambda: EngineClient(config, source, log_level="warning"))
         self.source = source
         self.model = source.name
         self.tokenizer = Tokenizer.from_directory(source.path)
         self.oracle = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32).eval() if oracle else None
-        self._config = config
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -76,7 +84,7 @@ class RealServer:
         self._settled.set()
 
     async def _serve(self) -> None:
-        self.engine = EngineClient(self._config, self.source, log_level="warning")
+        self.engine = self._make_engine()
         await self.engine.start()
         try:
             app = create_app(
