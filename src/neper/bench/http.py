@@ -30,6 +30,7 @@ DEFAULT_SHAPE = "qwen3-0.6b"
 """Where there is a GPU and no model was named."""
 REPLY_TOKENS = {"cpu": 128, "cuda": 1024}
 PROMPT_LETTERS = 64
+WAKING_TOKENS = 32
 
 
 def run(
@@ -130,6 +131,8 @@ def _measure(server: Server, name: str, temperature: float, found: Findings, rou
 
     for number in range(-1, rounds):  # round -1 warms up
         for way in WAYS:
+            # Replies were checked since the last batch: whatever has slowed down in that pause is to be awake again.
+            http_load.run(server.port, [body(way, WAKING_TOKENS) for _ in range(found.streams)])
             bodies = [body(way, found.reply) for _ in range(found.streams)]
             beyond = [body(way, 1) for _ in range(FLOOD if way.flooded else 0)]
             before = server.cpu_seconds()
