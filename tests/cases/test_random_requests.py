@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from neper.models.source import ModelSource
 from neper.types import LOGPROBS_MODES
 from tests.cases.conftest import CHAT, COMPLETIONS, RealServer, serving
-from tests.helpers.invariants import Json, check_reply
+from tests.helpers.invariants import Json, check_reply, close
 from tests.helpers.tiny import VOCAB_SIZE
 from tests.server.conftest import TAGS
 
@@ -217,33 +217,6 @@ def check_stop(path: str, body: Json, reply: Json, free: str, begin: int) -> Non
 
 def text_of_plain(choice: Json) -> Any:
     return choice.get("text", choice.get("message"))
-
-
-def close(found: Any, expected: Any) -> None:
-    if isinstance(expected, dict):
-        values = list(expected.values())
-        if values and all(isinstance(value, float) for value in values):
-            # At the end of a list two may be too near to tell which is in it.
-            assert sorted(found.values()) == pytest.approx(sorted(values), abs=1e-4)
-            return
-        assert found.keys() == expected.keys()
-        for name in expected:
-            if name != "top_logprobs" or not isinstance(expected[name], list):
-                close(found[name], expected[name])
-            else:
-                close([values_of(item) for item in found[name]], [values_of(item) for item in expected[name]])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            close(one, other)
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-4)
-    else:
-        assert found == expected
-
-
-def values_of(item: Any) -> Any:
-    return item["logprob"] if isinstance(item, dict) and "logprob" in item else item
 
 
 @pytest.fixture(scope="module")

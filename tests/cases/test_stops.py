@@ -11,7 +11,7 @@ import pytest
 
 from tests.cases.conftest import CHAT, COMPLETIONS, RealServer
 from tests.helpers.chat_replies import joined
-from tests.helpers.invariants import Json, check_reply, fold
+from tests.helpers.invariants import Json, check_reply, close, fold
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, VOCAB_SIZE, Client, until
 
@@ -272,19 +272,3 @@ def test_case_41_unlike_neighbours_change_nothing(tiny: RealServer, together: Ca
             for single, choice in zip(expected["choices"], found["choices"], strict=True):
                 assert choice["token_ids"] == single["token_ids"]
                 close(choice, single)
-
-
-def close(found: Any, expected: Any) -> None:
-    """The same but for numbers, which are within 1e-4, and ids of equal ones."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name in expected:
-            close(found[name], expected[name])
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            close(one, other)
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-4)
-    else:
-        assert found == expected

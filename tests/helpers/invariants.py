@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
+import pytest
+
 Json = dict[str, Any]
 Kind = Literal["chat", "completions"]
 
@@ -314,6 +316,34 @@ def _list_length(body: Json, k: int) -> tuple[int, int]:
             return len(set(body[name])), len(set(body[name]))
     # Only the sampler's own view leaves tokens without any probability.
     return (k if body.get("logprobs_mode") in RAW_VIEWS else min(k, 1)), k
+
+
+def close(found: Any, expected: Any) -> None:
+    """The same but for numbers, which are within 1e-4, and for ids whose numbers are too near to tell apart."""
+    if isinstance(expected, dict):
+        values = list(expected.values())
+        if values and all(isinstance(value, float) for value in values):
+            # At the end of a list two may be too near to tell which is in it.
+            assert sorted(found.values()) == pytest.approx(sorted(values), abs=1e-4)
+            return
+        assert found.keys() == expected.keys()
+        for name in expected:
+            if name != "top_logprobs" or not isinstance(expected[name], list):
+                close(found[name], expected[name])
+            else:
+                close([_values_of(item) for item in found[name]], [_values_of(item) for item in expected[name]])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=1e-4)
+    else:
+        assert found == expected
+
+
+def _values_of(item: Any) -> Any:
+    return item["logprob"] if isinstance(item, dict) and "logprob" in item else item
 
 
 def _is_id(token: str) -> bool:

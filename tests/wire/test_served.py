@@ -16,8 +16,8 @@ from neper.config import EngineConfig, LineEngineConfig
 from neper.models.source import ModelSource, resolve
 from neper.wire.drive import LineEngine
 from tests.cases.conftest import CHAT, COMPLETIONS, RealServer, write_reasoning_model
-from tests.cases.test_random_requests import close, plain
-from tests.helpers.invariants import Json, check_reply
+from tests.cases.test_random_requests import plain
+from tests.helpers.invariants import Json, check_reply, close
 from tests.server.conftest import until
 from tests.server.test_errors import check
 from tests.wire.test_both_halves import AT_ONCE, command
