@@ -81,7 +81,9 @@ class LineEngineConfig:
     engine_command: str | None = _option(
         None, "Serve this engine, which speaks the T/LP line protocol: a command line, run as it is. Needs --tokenizer."
     )
-    tokenizer: str | None = _option(None, "Directory of the tokenizer (and chat template) of that engine's model.")
+    tokenizer: str | None = _option(
+        None, "Tokenizer and chat template of that engine's model: a directory, or a model as MODEL is."
+    )
     engine_log: str | None = _option(
         None, "File that the engine's stderr is appended to. Default: a new one in the directory for temporary files."
     )
@@ -94,7 +96,7 @@ class LineEngineConfig:
 
     def __post_init__(self) -> None:
         if self.engine_command is not None and self.tokenizer is None:
-            raise StartupError("--engine-command needs --tokenizer: the directory of its model's tokenizer")
+            raise StartupError("--engine-command needs --tokenizer: where its model's tokenizer is")
         try:
             if self.engine_command is not None and not shlex.split(self.engine_command):
                 raise StartupError("engine_command is empty")
@@ -102,6 +104,8 @@ class LineEngineConfig:
             raise StartupError(f"engine_command {self.engine_command!r} is no command line: {error}") from None
         if self.engine_command is None and self.tokenizer is not None:
             raise StartupError("--tokenizer needs --engine-command: neper's own engine has its model's tokenizer")
+        if self.engine_command is None and self.engine_log is not None:
+            raise StartupError("--engine-log needs --engine-command: neper's own engine logs with the server")
         for name in ("engine_start_timeout", "engine_silence_timeout"):
             if not getattr(self, name) > 0:
                 raise StartupError(f"{name} must be above 0, got {getattr(self, name)}")

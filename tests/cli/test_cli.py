@@ -129,7 +129,10 @@ def test_interrupt_ends_with_130_and_no_traceback(served: dict[str, Any]) -> Non
         (["serve", "--engine-command", "x"], "--engine-command needs --tokenizer"),
         (["serve", "--tokenizer", "x"], "--tokenizer needs --engine-command"),
         (["serve", "x", "--engine-command", "x", "--tokenizer", "x"], "give a model (x) or --engine-command"),
-        (["serve", "--engine-command", "x", "--tokenizer", "/no/such", "--port", "0"], "--tokenizer: /no/such is not"),
+        (
+            ["serve", "--engine-command", "x", "--tokenizer", "/no/such", "--port", "0"],
+            "--tokenizer: no model '/no/such'",
+        ),
     ],
 )
 def test_what_a_config_refuses_is_an_error_of_the_command(arguments: list[str], says: str) -> None:

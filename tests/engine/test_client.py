@@ -217,6 +217,22 @@ def test_it_starts_again_after_a_start_that_could_not_even_begin(
     go(test())
 
 
+def test_it_can_be_closed_while_it_waits_to_start_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 60.0)
+
+    async def test() -> None:
+        async with engine(directory) as client:
+            os.kill(pid_of(client), signal.SIGKILL)
+            await until(lambda: "starting the engine again" in caplog.text)
+            await client.close()
+            assert not client.alive
+
+    with caplog.at_level("INFO"):
+        go(test())
+
+
 def test_settings_that_do_not_fit_are_start_up_errors(directory: Path) -> None:
     async def start(**config: Any) -> None:
         async with engine(directory, **config):

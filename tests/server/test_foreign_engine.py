@@ -16,6 +16,7 @@ from neper.engine.interface import Capabilities
 from neper.errors import StartupError
 from neper.server import reply_schemas
 from neper.server.app import create_app
+from neper.server.service import Service
 from neper.text import json_form
 from neper.text.tokenizer import Tokenizer
 from neper.types import PackedRows
@@ -167,6 +168,25 @@ def test_scores_that_are_known_not_to_come(foreign: Client, logprobs: bool | int
         reply = post(foreign, path, logprobs=None if path == COMPLETIONS else False).json()
         assert reply["choices"][0]["logprobs"] is None
     assert responses.respond(foreign)["output"][0]["content"][0]["logprobs"] == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_scores_that_turn_out_not_to_come_after_the_request_was_checked(
+    foreign: Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another request's first token, say, while this one's prompt was encoded."""
+    foreign.engine.garble = lambda packed: PackedRows.pack(packed.token_ids)
+    foreign.say("Hello")
+    enter = Service.enter
+
+    def enter_late(service: Service, generation: Any) -> None:
+        set_capabilities(foreign, logprobs=False)
+        enter(service, generation)
+
+    monkeypatch.setattr(Service, "enter", enter_late)
+    reply = post(foreign, path, logprobs=1, max_tokens=3).json()
+    assert reply["choices"][0]["logprobs"] is None
+    check(post(foreign, path, logprobs=1), 400, "logprobs", "unsupported")
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 100])

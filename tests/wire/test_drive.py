@@ -53,6 +53,7 @@ def test_replies(tmp_path: Path, ready: str, form: str, loop: Any) -> None:
                 request(f"{k}-{size}", [k or 0, size], size, listed=k) for k in (None, 0, 1, 3, 20) for size in (1, 7)
             ]
             await asyncio.gather(*map(child.asks_right, asked))
+            assert child.engine.stats().generated_tokens == 5 * (1 + 7)
             assert child.engine.capabilities.logprobs
             await child.next_is_right()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from neper.errors import EngineDeadError
 from neper.types import FinishReason
 from tests.wire.driven import (
     ALL_FORMS,
@@ -17,6 +18,7 @@ from tests.wire.driven import (
     DONE,
     EOS,
     LOOPS,
+    TAGGED,
     TWO,
     TWO_ROWS,
     UNTAGGED,
@@ -219,6 +221,42 @@ def test_silence_is_each_request_s_own(tmp_path: Path, ready: str) -> None:
             assert len(child.notes("STOP")) == 1
             assert len(child.pids) == 1
             await child.next_is_right()
+
+    go(test())
+
+
+@LOOPS
+def test_those_that_wait_when_the_engine_hangs_are_for_the_next_one(tmp_path: Path, loop: Any) -> None:
+    """Another slot goes on with its lines until the process has ended."""
+
+    async def test() -> None:
+        form = {"ready": "READY 200000 stop slots=2", "gens": [steps(*TWO[:2]), None], "pause": 0.00001}
+        async with driven(tmp_path, silence_timeout=0.2, **form) as child:
+            busy = [request("silent", max_tokens=10, listed=2), request("talking", max_tokens=100_000)]
+            told = [asyncio.ensure_future(gather(child.engine.submit(item))) for item in busy]
+            await until(lambda: len(child.notes("GEN")) == 2)
+            waiting = [request(f"{number}", [number], 4, listed=1) for number in range(4)]
+            replies = [asyncio.ensure_future(child.ask(item)) for item in waiting]
+            assert (await told[0]).finish_reason is FinishReason.ERROR
+            with pytest.raises(EngineDeadError):
+                await told[1]
+            assert await asyncio.gather(*replies) == [expected(item) for item in waiting]
+            assert child.engine.stats().restarts == 1
+
+    go(test(), loop)
+
+
+def test_a_request_that_is_left_late_has_time_to_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        gens = [[{"wait": "STOP"}, {"sleep": 0.15}, *steps(CANCEL)]]
+        async with driven(tmp_path, TAGGED, gens=gens, silence_timeout=0.3) as child:
+            stream = child.engine.submit(request("0", listed=2))
+            await asyncio.sleep(0.28)
+            stream.close()
+            await until(lambda: child.engine.stats().running == 0)
+            assert child.engine.alive
+            await child.next_is_right()
+            assert len(child.pids) == 1
 
     go(test())
 

@@ -472,6 +472,15 @@ def test_it_ends_when_told_to(speak: Callable[..., Spoken], farewell: bytes, clo
     assert "Traceback" not in engine.stderr
 
 
+@pytest.mark.parametrize("slots", [1, SLOTS])
+def test_what_is_answered_is_said_before_it_ends(speak: Callable[..., Spoken], slots: int) -> None:
+    engine = speak(slots=slots)
+    engine.start()
+    engine.send(b"GEN a 3 bad\nQUIT\n")
+    assert engine.finish() == 0
+    assert engine.stdout.splitlines()[-1].startswith(b"ERR ")
+
+
 def test_an_interrupt_ends_it(speak: Callable[..., Spoken]) -> None:
     busy, idle = speak(), speak()
     for engine in (busy, idle):

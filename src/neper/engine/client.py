@@ -246,5 +246,6 @@ class _Connection:
         if self._context is not None:
             asyncio.get_running_loop().remove_reader(self._inbox.FD)
             self._context.destroy(linger=0)
+            self._context = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

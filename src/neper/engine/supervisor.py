@@ -26,7 +26,7 @@ class Connection(Protocol):
         ...
 
     async def close(self, *, kill: bool = False) -> None:
-        """End the process, unless `kill` by asking it first, and remove what was made for it."""
+        """End the process, unless `kill` by asking it first, and remove what was made for it. Safe more than once."""
         ...
 
 
@@ -87,7 +87,7 @@ class Supervisor(Generic[C]):
             started = time.monotonic()
             try:
                 await self._serve(connection)
-                logger.error("the engine process died (exit status %s)", connection.status)
+                logger.error("the engine process is lost (exit status %s)", connection.status)
             except Exception:  # a message that cannot be read: the two sides no longer agree on anything
                 logger.exception("lost touch with the engine process")
             self.alive = False

@@ -10,7 +10,7 @@ from typing import Protocol
 from neper.config import EngineConfig, LineEngineConfig
 from neper.engine.client import EngineClient
 from neper.engine.interface import Engine
-from neper.errors import StartupError
+from neper.errors import ModelLoadError, StartupError
 from neper.models import source
 from neper.progress import ProgressLine
 from neper.text.tokenizer import Tokenizer
@@ -64,14 +64,17 @@ class OwnBackend:
 
 
 class LineBackend:
-    """The engine of a command that speaks lines, with a tokenizer from a directory."""
+    """The engine of a command that speaks lines, with the tokenizer of a directory or of a model."""
 
     def __init__(self, config: LineEngineConfig) -> None:
         assert config.tokenizer is not None
         self._path = Path(config.tokenizer).expanduser()
-        if not self._path.is_dir():
-            raise StartupError(f"--tokenizer: {self._path} is not a directory")
         self.name = self._path.resolve().name
+        if not self._path.is_dir():
+            try:
+                self._path = source.resolve(config.tokenizer).path
+            except ModelLoadError as error:
+                raise StartupError(f"--tokenizer: {error}") from None
         self.tokenizer = Tokenizer.from_directory(self._path)
         self.eos_token_ids = source.eos_token_ids(self._path)
         if not self.eos_token_ids and self.tokenizer.eos_token_id is not None:

@@ -51,7 +51,7 @@ class Generation:
             capabilities = self._service.engine.capabilities
             for choice in self.choices:
                 choice.num_listed = choice.request.num_listed(capabilities.vocab_size)
-                choice.may_be_unscored = capabilities.logprobs is None
+                choice.may_be_unscored = capabilities.logprobs is not True  # it may have turned out just now
                 choice.stream = self._service.engine.submit(choice.request)
         except BaseException:
             self.close()

@@ -45,6 +45,7 @@ class Child(asyncio.SubprocessProtocol):
         self._log_start = 0
         self._exited = asyncio.Event()
         self._silent = False
+        self._closing = False
         self._parts: list[bytes] = []
         self._size = 0
         self._transport: asyncio.SubprocessTransport | None = None
@@ -58,7 +59,7 @@ class Child(asyncio.SubprocessProtocol):
                     lambda: self, *command, stdin=-1, stdout=-1, stderr=stderr, start_new_session=True
                 )
         except OSError as error:
-            raise StartupError(f"the engine could not be started: {error}") from None
+            raise StartupError(f"the engine could not be started: {command[0]}: {error}") from None
 
     @property
     def status(self) -> int | None:
@@ -81,6 +82,7 @@ class Child(asyncio.SubprocessProtocol):
         """End the process and what it started, unless `kill` after its farewell and time to end by itself."""
         if self._transport is None:
             return
+        self._closing = True
         if not kill and self.status is None:
             self.write(self._farewell)
             if (stdin := self._transport.get_pipe_transport(0)) is not None:
@@ -113,6 +115,8 @@ class Child(asyncio.SubprocessProtocol):
         if fd == 1:
             self._silent = True
             self._end()
+        elif fd == 0 and not self._closing:
+            self._kill()  # it can be told nothing any more
 
     def process_exited(self) -> None:
         self._exited.set()

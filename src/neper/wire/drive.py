@@ -107,6 +107,7 @@ class LineEngine:
         self._running: dict[str | None, _Job] = {}
         self._jobs: dict[str, _Job] = {}
         self._num_sent = 0
+        self._end = ""
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
 
     @property
@@ -133,6 +134,8 @@ class LineEngine:
         await self._supervisor.close()
         self._fail([*self._running.values(), *self._queue.clear()], "the server is shutting down")
         self._running.clear()
+        if self._config.engine_log is None and self._log.is_file() and not self._log.stat().st_size:
+            self._log.unlink()
 
     def submit(self, request: Request) -> ChunkStream:
         if not self.alive:
@@ -185,9 +188,9 @@ class LineEngine:
 
     def _read_capabilities(self, fields: dict[str, str], ready: ReadyLine) -> Capabilities:
         return Capabilities(
-            vocab_size=_number(fields, "vocab_size", self._tokenizer_size),
+            vocab_size=_number(fields, "vocab_size", self._tokenizer_size, least=1),
             max_model_len=ready.context,
-            max_logprobs=_number(fields, "max_logprobs", DEFAULT_MAX_LOGPROBS),
+            max_logprobs=_number(fields, "max_logprobs", DEFAULT_MAX_LOGPROBS, least=-1),
             max_num_seqs=max(1, ready.slots),
             logprobs=self._sends_logprobs(fields.get("logprobs")),
             logprob_token_ids=False,
@@ -204,13 +207,18 @@ class LineEngine:
         while not child.gone.done():
             await asyncio.wait((child.gone,), timeout=timeout / 4)
             if self._is_hung(timeout):
-                logger.error("the engine says nothing any more; ending it")
+                self._end = "says nothing any more, and is started again"
+                logger.error("the engine %s", self._end)
                 return
+        self._end = "process died while it served this request"
         if words := child.last_words():
             logger.error("the engine's last words: %s", words)
 
     def _lost(self) -> None:
-        self._fail(self._running.values(), "the engine process died while it served this request")
+        child = self._supervisor.connection
+        if child is not None:
+            child.on_lines = _ignore  # what it still says is of requests that are no more
+        self._fail(self._running.values(), f"the engine {self._end}")
         self._running.clear()
 
     def _fail(self, jobs: Iterable[_Job], message: str) -> None:
@@ -221,10 +229,12 @@ class LineEngine:
 
     def _fill(self) -> None:
         """Send what waits, as far as there are free slots."""
+        if not self.alive:
+            return  # what waits is for the next process
         child, ready = self._supervisor.connection, self._ready
         assert child is not None
         assert ready is not None
-        while len(self._queue) and len(self._running) < self.capabilities.max_num_seqs:
+        while len(self._running) < self.capabilities.max_num_seqs and len(self._queue):
             job = self._queue.take()
             self._num_sent += 1
             job.tag = str(self._num_sent) if ready.tagged else None
@@ -239,6 +249,8 @@ class LineEngine:
         tagged = self._ready.tagged
         jobs: dict[str | None, _Job] = {}
         for line in lines:
+            if not line.strip():
+                continue
             try:
                 answer = parse_answer(line, tagged=tagged)
             except LineError as error:
@@ -260,10 +272,10 @@ class LineEngine:
 
     def _take_answer(self, job: _Job, answer: AnswerLine) -> None:
         conversation = job.conversation
+        before = conversation.num_tokens
         match answer:
             case Token():
                 conversation.take_token(answer)
-                self._generated_tokens += 1
             case Logprobs():
                 conversation.take_logprobs(answer)
             case Done():
@@ -279,6 +291,7 @@ class LineEngine:
                 conversation.take_failed(answer)
             case _:
                 pass
+        self._generated_tokens += conversation.num_tokens - before
 
     def _sends_logprobs(self, word: str | None) -> bool | None:
         """As the engine says, or as it turned out before it was started again."""
@@ -319,6 +332,7 @@ class LineEngine:
         if job.stopped:
             return
         job.stopped = True
+        job.heard = time.monotonic()
         assert self._ready is not None
         if self._ready.stop and self._supervisor.connection is not None:
             self._supervisor.connection.write(format_request(Stop(job.tag)))
@@ -388,11 +402,18 @@ class _Start:
         return self._ready.result()
 
 
-def _number(fields: dict[str, str], name: str, default: int) -> int:
+def _number(fields: dict[str, str], name: str, default: int, *, least: int) -> int:
     try:
-        return int(fields.get(name, default))
+        value = int(fields.get(name, default))
     except ValueError:
         raise StartupError(f"the engine said {name}={fields[name]}, which is no number") from None
+    if value < least:
+        raise StartupError(f"the engine said {name}={value}, which is less than {least}")
+    return value
+
+
+def _ignore(lines: list[bytes]) -> None:
+    pass
 
 
 def _log_file(path: str | None) -> Path:

@@ -17,12 +17,14 @@ class FairQueue(Generic[Item]):
     def __init__(self) -> None:
         self._groups: dict[str, deque[Item]] = {}
         self._last: str | None = None
+        self._size = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._groups.values()))
+        return self._size
 
     def add(self, group: str, item: Item) -> None:
         self._groups.setdefault(group, deque()).append(item)
+        self._size += 1
 
     def take(self) -> Item:
         """The next item. Raises StopIteration when there is none."""
@@ -32,6 +34,7 @@ class FairQueue(Generic[Item]):
         self._last = group
         items = self._groups.pop(group)
         item = items.popleft()
+        self._size -= 1
         if items:
             self._groups[group] = items  # behind the others
         return item
@@ -40,6 +43,7 @@ class FairQueue(Generic[Item]):
         """Take out an item that is there."""
         items = self._groups[group]
         items.remove(item)
+        self._size -= 1
         if not items:
             del self._groups[group]
 
@@ -47,4 +51,5 @@ class FairQueue(Generic[Item]):
         """Take out all of them."""
         items = [item for group in self._groups.values() for item in group]
         self._groups.clear()
+        self._size = 0
         return items

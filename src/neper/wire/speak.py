@@ -115,6 +115,7 @@ class Speaker:
             self._flush()
             if not usable:
                 return 1
+        self._flush()
         return 0
 
     def _take_lines(self) -> bool:
