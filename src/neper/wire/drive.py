@@ -387,7 +387,8 @@ class _Start:
                 continue
             if isinstance(answer, Info):
                 logger.debug("the engine: %s", answer.text)
-                self.fields |= answer.fields
+                if "=" in answer.text.partition(" ")[0]:  # else it is prose, or how far loading is
+                    self.fields |= answer.fields
             elif isinstance(answer, ReadyLine) and not self._ready.done():
                 self._ready.set_result(answer)
 
