@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,12 +19,13 @@ from neper.server import reply_schemas
 from neper.server.app import create_app
 from neper.server.service import Service
 from neper.text import json_form
+from neper.text.json_form import JsonForm
 from neper.text.tokenizer import Tokenizer
 from neper.types import PackedRows
 from tests.helpers.chat_replies import check_spelling, fold, whole
 from tests.helpers.invariants import check_reply
 from tests.server import test_responses as responses
-from tests.server.conftest import MODEL, VOCAB_SIZE, Client, new_engine, until
+from tests.server.conftest import MODEL, VOCAB_SIZE, Client, new_engine
 from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check
 from tests.server.test_named_ids import set_capabilities
 from tests.server.test_tool_calls import TOOLS, call
@@ -442,20 +444,35 @@ def test_schemas_are_looked_at_first(foreign: Client, schema: dict[str, Any], pr
 
 
 def test_a_slow_check_holds_up_nobody(foreign: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_form, "SECONDS", 0.5)
+    """Not the event loop: others are answered before it ends."""
+    begun, may_end, find = threading.Event(), threading.Event(), JsonForm.find
+
+    def slow_find(form: JsonForm, text: str) -> tuple[int, int]:
+        begun.set()
+        assert may_end.wait(20)
+        return find(form, text)
+
+    monkeypatch.setattr(JsonForm, "find", slow_find)
+    foreign.say('{"a": 1}')
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(post, foreign, CHAT, response_format=FORM)
+        try:
+            assert begun.wait(20)
+            assert foreign.http.get("/health").status_code == 200
+            assert not slow.done()
+        finally:
+            may_end.set()
+        assert slow.result().json()["choices"][0]["message"]["content"] == '{"a": 1}'
+
+
+def test_a_check_that_takes_too_long_is_ended(foreign: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_form, "SECONDS", 0.2)
     doubled: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**doubled, "d40": {"type": "integer"}}}
     foreign.say('"x"')
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(post, foreign, CHAT, response_format=form)
-        until(lambda: bool(foreign.engine.streams) and foreign.engine.streams[-1].ended)
-        answered = 0
-        while not slow.done():
-            assert foreign.http.get("/health").status_code == 200
-            answered += not slow.done()
-        assert answered > 5
-        assert "takes more than 0.5 seconds" in check(slow.result(), 500, None, "engine_error")
+    message = check(post(foreign, CHAT, response_format=form), 500, None, "engine_error")
+    assert "takes more than 0.2 seconds" in message
 
 
 def test_an_engine_that_can_be_held_to_a_form_is(client: Client) -> None:

@@ -168,7 +168,7 @@ def test_silence_ends_a_request_that_is_then_stopped(tmp_path: Path, ready: str)
         async with driven(tmp_path, ready, gens=gens, silence_timeout=0.1) as child:
             began = time.monotonic()
             reply = await child.ask(request("0", listed=2))
-            assert 0.1 <= time.monotonic() - began < 1
+            assert time.monotonic() - began >= 0.1
             await is_broken(child, reply, 1, "")
             assert len(child.notes("STOP")) == 1
 

@@ -60,11 +60,9 @@ def test_lines_while_it_starts_show_that_it_lives(tmp_path: Path) -> None:
 def test_engines_that_do_not_start(tmp_path: Path, start: list[dict[str, Any]], says: str, loop: Any) -> None:
     async def test() -> None:
         (tmp_path / "log").write_text("a line from before\n")
-        began = time.monotonic()
         with pytest.raises(StartupError) as failed:
             async with driven(tmp_path, starts=[[{"stderr": 500}, *start]], start_timeout=0.2):
                 pass
-        assert time.monotonic() - began < 2
         assert says in str(failed.value)
         assert "a line of the engine's log" in str(failed.value)
         assert "from before" not in str(failed.value)
@@ -110,13 +108,15 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
 
 @LOOPS
 @BOTH
-def test_close_says_quit(tmp_path: Path, ready: str, loop: Any) -> None:
+def test_close_says_quit(tmp_path: Path, ready: str, loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neper.wire.child._EXIT_SECONDS", 8.0)
+
     async def test() -> None:
         async with driven(tmp_path, ready) as child:
             await child.next_is_right()
             began = time.monotonic()
             await child.engine.close()
-            assert time.monotonic() - began < 0.15  # it was not waited for in vain
+            assert time.monotonic() - began < 6  # it was not waited for in vain
             assert child.received[-1] == "QUIT"
             assert not child.engine.alive
             assert gone(child.pids[0])
