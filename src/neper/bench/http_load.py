@@ -6,8 +6,10 @@ While a batch runs, bytes are only kept. They are taken apart when the clock has
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -170,8 +172,25 @@ def _joined(chunked: bytes) -> bytes:
 
 
 def _run(batch: Coroutine[Any, Any, Batch]) -> Batch:
-    try:
+    run: Callable[..., Batch] = asyncio.run
+    with contextlib.suppress(ImportError):
         import uvloop  # costs the client less
-    except ImportError:
-        return asyncio.run(batch)
-    return uvloop.run(batch)
+
+        run = uvloop.run
+    try:
+        return run(_interruptible(batch))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _interruptible(batch: Coroutine[Any, Any, Batch]) -> Batch:
+    """Ctrl-C cancels it, rather than raise in whatever callback of the loop is running."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):  # Windows
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await batch
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
