@@ -25,6 +25,15 @@ app = typer.Typer(name="neper", pretty_exceptions_enable=False, **_SETTINGS)
 bench = typer.Typer(name="bench", help="Measure neper on this machine.", **_SETTINGS)
 app.add_typer(bench)
 
+# Options of more than one benchmark.
+_Model = Annotated[
+    str | None, typer.Option("--model", help="A model as `neper serve` takes it. On a CPU the default model.")
+]
+_Device = Annotated[str | None, typer.Option("--device", help="Device: cpu or cuda. Default: cuda where there is one.")]
+_Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it.")
+]
+
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Turn what can go wrong into one line on stderr and an exit code."""
@@ -273,22 +282,15 @@ def kernels(
 @bench.command("engine")
 @guarded
 def bench_engine(
-    model: Annotated[
-        str | None, typer.Option("--model", help="A model as `neper serve` takes it. On a CPU the default model.")
-    ] = None,
+    model: _Model = None,
     shape: Annotated[
         str | None,
         typer.Option(
             "--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="Device: cpu or cuda. Default: cuda where there is one.")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it."),
-    ] = None,
+    device: _Device = None,
+    dtype: _Dtype = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -359,22 +361,15 @@ def bench_engine(
 @bench.command("http")
 @guarded
 def bench_http(
-    model: Annotated[
-        str | None, typer.Option("--model", help="A model as `neper serve` takes it. On a CPU the default model.")
-    ] = None,
+    model: _Model = None,
     shape: Annotated[
         str | None,
         typer.Option(
             "--shape", help="Random weights in a real model's shape: qwen3-0.6b (default on a GPU), qwen3-4b."
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="Device: cpu or cuda. Default: cuda where there is one.")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it."),
-    ] = None,
+    device: _Device = None,
+    dtype: _Dtype = None,
     num_threads: Annotated[
         int | None, typer.Option("--num-threads", min=1, help="CPU threads of the engine. Default: one a core.")
     ] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import shlex
 import tempfile
 import time
@@ -22,6 +23,7 @@ from neper.types import FinishReason, Request, TokenChunk
 from neper.wire.child import Child
 from neper.wire.conversation import Conversation
 from neper.wire.fair_queue import FairQueue
+from neper.wire.handshake import Handshake
 from neper.wire.lines import (
     AnswerLine,
     Done,
@@ -168,12 +170,12 @@ class LineEngine:
         )
 
     async def _launch(self) -> Child:
-        start = _Start(self._config.engine_start_timeout)
-        child = Child(start.take, self._log, farewell=format_request(Quit()))
+        handshake = Handshake(self._config.engine_start_timeout)
+        child = Child(handshake.take, self._log, farewell=format_request(Quit()))
         try:
             await child.start(self._command)
-            self._ready = await start.ready(child)
-            self._capabilities = self._read_capabilities(start.fields, self._ready)
+            self._ready = await handshake.ready(child)
+            self._capabilities = self._read_capabilities(handshake.fields, self._ready)
         except StartupError as error:
             await child.close(kill=True)
             words = child.last_words()
@@ -182,7 +184,7 @@ class LineEngine:
             await child.close(kill=True)
             raise
         child.on_lines = self._take
-        facts = " ".join(f"{name}={value}" for name, value in start.fields.items())
+        facts = " ".join(f"{name}={value}" for name, value in handshake.fields.items())
         logger.info("the engine is ready: context %d, %s", self._ready.context, facts)
         return child
 
@@ -342,7 +344,7 @@ class LineEngine:
         job = self._jobs.get(request_id)
         if job is None:
             return
-        if job.tag in self._running and self._running[job.tag] is job:
+        if self._running.get(job.tag) is job:
             job.conversation.abandon()
             self._stop(job)
         else:
@@ -363,46 +365,6 @@ class LineEngine:
         return False
 
 
-class _Start:
-    """The lines of a process up to READY, others than INFO skipped: it may greet whoever started it.
-
-    Attributes:
-        fields: of its INFO lines.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self.fields: dict[str, str] = {}
-        self._timeout = timeout
-        self._heard = time.monotonic()
-        self._ready: asyncio.Future[ReadyLine] = asyncio.get_running_loop().create_future()
-
-    def take(self, lines: list[bytes]) -> None:
-        self._heard = time.monotonic()
-        for line in lines:
-            try:
-                answer = parse_answer(line, tagged=False)
-            except LineError as error:
-                if error.line.startswith("READY") and not self._ready.done():
-                    self._ready.set_exception(StartupError(f"the engine sent a malformed line: {error}"))
-                continue
-            if isinstance(answer, Info):
-                logger.debug("the engine: %s", answer.text)
-                if "=" in answer.text.partition(" ")[0]:  # else it is prose, or how far loading is
-                    self.fields |= answer.fields
-            elif isinstance(answer, ReadyLine) and not self._ready.done():
-                self._ready.set_result(answer)
-
-    async def ready(self, child: Child) -> ReadyLine:
-        while not self._ready.done():
-            left = self._heard + self._timeout - time.monotonic()
-            if left <= 0:
-                raise StartupError(f"the engine said nothing for {self._timeout:g} seconds")
-            await asyncio.wait((self._ready, child.gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if child.gone.done() and not self._ready.done():
-                raise StartupError(f"the engine ended before it was ready (exit status {child.status})")
-        return self._ready.result()
-
-
 def _number(fields: dict[str, str], name: str, default: int, *, least: int) -> int:
     try:
         value = int(fields.get(name, default))
@@ -421,6 +383,5 @@ def _log_file(path: str | None) -> Path:
     if path is not None:
         return Path(path).expanduser()
     handle, name = tempfile.mkstemp(prefix="neper-engine-", suffix=".log")
-    with open(handle):
-        pass
+    os.close(handle)
     return Path(name)
