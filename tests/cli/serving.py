@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,17 +15,20 @@ START_SECONDS = 120
 class ServerProcess:
     """`neper serve ARGUMENTS` on 127.0.0.1 and a free port; killed, if it still runs, when the context is left.
 
+    Args:
+        program: the module that is run in neper's place, and what it takes before "serve".
+
     Attributes:
         url: where it serves; "" before `wait_ready`.
         command: the curl line that it printed.
     """
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, program: Sequence[str] = ("neper",)) -> None:
         self.url = ""
         self.command = ""
         self.process = subprocess.Popen(
             # One thread: two that wait for each other on a busy machine make a tiny model many times slower.
-            [sys.executable, "-m", "neper", "serve", *map(str, arguments), "--port", "0", "--num-threads", "1"],
+            [sys.executable, "-m", *program, "serve", *map(str, arguments), "--port", "0", "--num-threads", "1"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
