@@ -55,7 +55,7 @@ class Figures:
             f"{path} p99 {1e3 * self.quiet[path]:.0f} -> {1e3 * self.attacked[path]:.0f} ms" for path in self.quiet
         )
         return (
-            f"{self.name}: {self.sent / MEBI:.1f} MiB in flight, {self.seconds:.1f} s; memory {self.before / MEBI:.0f}, "
+            f"{self.name}: {self.sent / MEBI:.1f} MiB at once, {self.seconds:.1f} s; memory {self.before / MEBI:.0f}, "
             f"peak {self.peak / MEBI:.0f}, after {self.after / MEBI:.0f} MiB; loop held {1e3 * self.held:.0f} ms "
             f"(computing {1e3 * self.computing:.0f}); {times} ({self.asked} each)"
         )
@@ -99,9 +99,7 @@ class Target(ServerProcess):
         peak = self.memory("VmHWM")
         time.sleep(QUIET_SECONDS)
         asked = len(honest.seconds[HEALTH])
-        figures = Figures(
-            name, sent, before, peak, self.memory(), held, computing, quiet, attacked, asked, seconds
-        )
+        figures = Figures(name, sent, before, peak, self.memory(), held, computing, quiet, attacked, asked, seconds)
         self.figures.append(figures)
         return figures
 

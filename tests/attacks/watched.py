@@ -41,7 +41,7 @@ class Watch:
         self._form.pack_into(self._memory, 0, 0.0, 0.0)
 
     async def keep(self) -> None:
-        """Tick. Whatever lies between two ticks beyond the pause is a hold: a callback's, or a thread's with the GIL."""
+        """Tick. More than the pause between two ticks is a hold: a callback's, or a thread's with the GIL."""
         wall, computed = time.perf_counter(), time.process_time()
         while True:
             await asyncio.sleep(TICK_SECONDS)
