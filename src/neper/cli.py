@@ -106,8 +106,8 @@ def serve(
     With --engine-command an engine of someone else's computes, which speaks the T/LP line protocol on its standard
     input and output; the options of neper's own engine then mean nothing.
 
-    Ctrl-C or SIGTERM stops it: running requests are finished first, for at most --drain-timeout seconds; a second
-    Ctrl-C ends at once.
+    Ctrl-C, SIGTERM or SIGHUP stops it: running requests are finished first, for at most --drain-timeout seconds; a
+    second Ctrl-C ends at once.
     """
     from neper.server.run import serve as run
 

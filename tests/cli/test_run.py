@@ -17,7 +17,8 @@ import pytest
 from neper.config import EngineConfig, LineEngineConfig, ServerConfig
 from neper.errors import ModelLoadError, StartupError
 from neper.server import run
-from neper.server.run import base_url, bind, is_loopback, ready_message, serve
+from neper.server.listener import base_url, bind, is_loopback
+from neper.server.run import ready_message, serve
 from tests.cli.serving import ServerProcess
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -112,7 +113,7 @@ def test_serves_then_ends_with_0_on_sigterm(tiny: Path) -> None:
         assert gone(engine)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_running_request_is_finished_before_the_end(tiny: Path, number: signal.Signals) -> None:
     with ServerProcess(tiny) as server:
         url = server.wait_ready().url

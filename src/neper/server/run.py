@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import json
 import logging
 import logging.config
@@ -13,7 +11,6 @@ import math
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +18,7 @@ import uvicorn
 
 import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig
-from neper.errors import StartupError
+from neper.server.listener import BACKLOG, base_url, bind, is_loopback, listen
 
 if TYPE_CHECKING:
     from neper.server.backend import Backend
@@ -74,52 +71,6 @@ def configure_logging(level: str) -> None:
     )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening: until the model is ready a client is refused, not kept waiting.
-
-    Raises StartupError, naming the port and what to do, when it is taken or may not be used.
-    """
-    if not 0 <= port <= 65535:  # getaddrinfo takes it modulo 65536
-        raise StartupError(f"cannot listen on port {port}: choose a --port from 0 (any free one) to 65535")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise StartupError(f"cannot listen on {host}:{port}: {error}. Choose another --host or --port") from None
-    sock = socket.socket(family, kind, protocol)
-    try:
-        if sys.platform != "win32":  # there it would let two servers share the port
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise _address_error(host, port, error) from None
-    return sock
-
-
-def _address_error(host: str, port: int, error: OSError) -> StartupError:
-    if error.errno == errno.EADDRINUSE:
-        return StartupError(f"port {port} on {host} is in use. Stop what listens there, or choose another --port")
-    if error.errno == errno.EACCES:
-        return StartupError(f"port {port} needs more rights than this user has. Choose a --port from 1024 on")
-    return StartupError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port")
-
-
-def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def base_url(address: tuple[Any, ...]) -> str:
-    """URL of a bound address, as a client on this machine would write it."""
-    host, port = address[0], address[1]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def ready_message(url: str, model_name: str, *, needs_key: bool) -> str:
     """What is printed when the server is ready: a line to see, a command to try."""
     body = {
@@ -162,6 +113,14 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _stop_signals() -> list[signal.Signals]:
+    """The signals that end a server. A closed terminal (SIGHUP) counts, unless whoever started it says no (nohup)."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
 class _Stopper:
     """Signals: the first one stops a running server softly and a starting one at once; a second Ctrl-C ends it at once.
 
@@ -179,7 +138,7 @@ class _Stopper:
 
     def listen(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _stop_signals():
             with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C arrives as KeyboardInterrupt
                 loop.add_signal_handler(number, self._receive, number)
 
@@ -259,6 +218,7 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
                 access_log=False,  # the gate writes a line of its own, with more in it
                 log_config=None,
                 server_header=False,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=math.ceil(config.drain_timeout) + _CLOSING_SECONDS,
             ),
             ready_message(base_url(sock.getsockname()), model_name, needs_key=config.api_key is not None),
@@ -266,10 +226,8 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
         stopper.serving(server, app.state.service)
         activity = asyncio.create_task(log_activity(backend.engine))
         try:
+            listen(sock, config.host, config.port)
             await server.serve([sock])
-        except OSError as error:
-            # Two servers can bind at the same time; the second to listen is told here.
-            raise _address_error(config.host, config.port, error) from None
         finally:
             activity.cancel()
     finally:
