@@ -49,9 +49,8 @@ def chunk(
         logprobs=LogprobParams(top_k=top_k, prompt_top_k=2),
     )
     seq = Sequence(request, 64)
-    seq.slot = slot
     seq.block_table = [10 * slot + i for i in range(-(-(start + length) // 4))]
-    return ScheduledChunk(seq, start, length, samples, pending, scored[0], scored[1], 0)
+    return ScheduledChunk(seq, start, length, samples, pending, scored[0], scored[1], slot, 0)
 
 
 def rows(inputs: BatchInputs, name: str) -> list[float]:
@@ -98,7 +97,7 @@ def test_rows_stand_by_what_they_ask_for_and_words_follow_them() -> None:
     inputs = builder((8,)).build(plan)
     sample = inputs.sample
     assert sample is not None
-    assert [c.seq.slot for c in sample.chunks] == [2, 3, 5, 1]
+    assert [c.slot for c in sample.chunks] == [2, 3, 5, 1]
     assert (sample.num_plain, sample.num_chosen, sample.drawn, sample.filtered) == (1, 2, (1,), True)
     assert sample.scored == ((3, 1), (0, 1), (5, 1))
     assert rows(inputs, "listed") == [-1, 3, 0, 5, -1, -1, -1, -1]

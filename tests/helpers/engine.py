@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def run(
     for item in requests:
         core.add(item)
         results[item.request_id] = Result()
+    wait_for_grammars(core)
     step = 0
     while core.has_work:
         if each_step is not None:
@@ -93,6 +95,11 @@ def run(
         step += 1
     assert core.stats().free_blocks == core.stats().total_blocks, "a block leaked"
     return results
+
+
+def wait_for_grammars(core: EngineCore) -> None:
+    """Have the grammars of all requests ready, so that the same requests begin in the same step every time."""
+    wait(core._grammars._waiting.values())
 
 
 def assert_same_scores(a: PackedRows, b: PackedRows, *, tolerance: float) -> None:

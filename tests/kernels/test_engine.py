@@ -147,6 +147,24 @@ def test_overlap_gives_the_same_bits(tiny_dir: Callable[..., Path]) -> None:
     assert bits(run(kernel_core(directory, overlap=True), mixed())) == bits(plain)
 
 
+def test_case_70_a_penalised_request_ends_while_its_next_step_is_begun(tiny_dir: Callable[..., Path]) -> None:
+    directory = tiny_dir("llama")
+    texts = prompts(2, 4, seed=7)
+    penalties = {"temperature": 0.0, "presence_penalty": 0.4, "repetition_penalty": 1.2, "max_tokens": 6}
+    with reference():
+        free = run(make_core(directory), [request("a", texts[1], SamplingParams(**penalties))])["a"].token_ids
+        place = next(i for i in range(1, 6) if free[i] not in free[:i])
+        waits = SamplingParams(temperature=0.0, bad_words=((5, 6),), max_tokens=place + 2)
+        ends = SamplingParams(**penalties, stop_token_ids=(free[place],))
+        items = [request("waits", texts[0], waits, top_k=2), request("ends", texts[1], ends)]
+        want = run(make_core(directory), items)
+    got = run(kernel_core(directory, overlap=True), items)
+    for name, result in want.items():
+        assert got[name].finish_reason is result.finish_reason
+        assert_close(got[name].tokens, result.tokens)
+    assert got["ends"].finish_reason is FinishReason.STOP
+
+
 def test_scores_on_the_host_are_the_devices(tiny_dir: Callable[..., Path]) -> None:
     directory = tiny_dir("qwen3")
     device, host = (run(kernel_core(directory, scoring=place), mixed()) for place in ("device", "host"))

@@ -175,7 +175,7 @@ class BatchBuilder:
             table[: len(chunk.seq.block_table)] = chunk.seq.block_table
         singles = [chunk for chunk in chunks if chunk.length == 1]
         row = len(singles)
-        ids[:row] = [-1 - chunk.seq.slot if chunk.pending else chunk.seq.token_ids[chunk.start] for chunk in singles]
+        ids[:row] = [-1 - chunk.slot if chunk.pending else chunk.seq.token_ids[chunk.start] for chunk in singles]
         positions[:row] = [chunk.start for chunk in singles]
         slot_mapping[:row] = [
             chunk.seq.block_table[chunk.start // size] * size + chunk.start % size for chunk in singles
@@ -227,7 +227,7 @@ class BatchBuilder:
             packed_width(want.listed if want.kind == plain or want.kind in _VIEWS else None) for _, _, want in sampled
         ]
         arrays["hidden_rows"][:count] = [row for _, row, _ in sampled]
-        arrays["slots"][:count] = [chunk.seq.slot for chunk in chunks]
+        arrays["slots"][:count] = [chunk.slot for chunk in chunks]
         arrays["offsets"][:count] = np.cumsum([0, *widths[:-1]])
         # Rows with a way of their own are packed anew when they are scored.
         arrays["listed"][:count] = [want.listed if want.kind == plain else -1 for _, _, want in sampled]

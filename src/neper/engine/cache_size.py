@@ -163,7 +163,6 @@ def _chunk(
         logprobs=logprobs or LogprobParams(top_k=settings.longest_list, prompt_top_k=settings.longest_list),
     )
     seq = Sequence(request, settings.max_model_len)
-    seq.slot = slot
     seq.block_table = [0] * -(-length // settings.block_size)
     return ScheduledChunk(
         seq=seq,
@@ -173,5 +172,6 @@ def _chunk(
         pending=False,
         score_start=1,
         score_end=length,
+        slot=slot,
         num_preemptions=0,
     )

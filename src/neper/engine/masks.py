@@ -38,7 +38,7 @@ def build_masks(chunks: Items[ScheduledChunk], rows: Items[int], vocab_size: int
         fill_masks(list(matchers.values()), legal)
         words[list(matchers)] &= legal
     for place, chunk in enumerate(chunks):
-        for banned in chunk.seq.completed_bad_words():
+        for banned in chunk.seq.completed_bad_words(chunk.end):
             words[place, banned // 32] &= ~np.int32(np.uint32(1 << banned % 32).view(np.int32))
     return Masks(rows=to_device(np.array(rows, dtype=np.int64), device), words=to_device(words, device))
 

@@ -58,19 +58,19 @@ class PenaltyTables:
         self._output_counts[slots, ids] += 1  # no slot is named twice
 
     def _slots(self, chunks: Items[ScheduledChunk]) -> Tensor:
-        return to_device(np.array([chunk.seq.slot for chunk in chunks]), self._output_counts.device)
+        return to_device(np.array([chunk.slot for chunk in chunks]), self._output_counts.device)
 
     def _own(self, chunk: ScheduledChunk) -> None:
         """Fill the slot's row with a sequence's tokens if it is another's: when one begins there, all are known."""
-        seq, device = chunk.seq, self._output_counts.device
-        owner = (seq, seq.num_preemptions)
-        if self._owner[seq.slot] == owner:
+        seq, slot, device = chunk.seq, chunk.slot, self._output_counts.device
+        owner = (seq, chunk.num_preemptions)
+        if self._owner[slot] == owner:
             return
-        self._owner[seq.slot] = owner
-        self._output_counts[seq.slot].zero_()
-        self._in_prompt[seq.slot].zero_()
+        self._owner[slot] = owner
+        self._output_counts[slot].zero_()
+        self._in_prompt[slot].zero_()
         tokens = np.array(seq.token_ids, dtype=np.int64)
         prompt = to_device(tokens[: seq.num_prompt_tokens], device)
         generated = to_device(tokens[seq.num_prompt_tokens : chunk.end], device)
-        self._in_prompt[seq.slot].index_fill_(0, prompt, True)
-        self._output_counts[seq.slot].index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
+        self._in_prompt[slot].index_fill_(0, prompt, True)
+        self._output_counts[slot].index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))

@@ -13,10 +13,14 @@ from neper.engine.sequence import Sequence
 class ScheduledChunk:
     """Tokens start .. start + length of one sequence, computed in one step.
 
+    A sequence goes on, or ends, while a step that it is part of is still being launched. So a step takes what changes
+    from here; of the sequence itself it reads what is fixed, and tokens up to `end`.
+
     Attributes:
         samples: the chunk reaches the sequence's last token, so its last row gives the next one.
         pending: its token is one that was sampled by a launched step and is only known to the device.
         score_start, score_end: prompt positions scored in this chunk, each from the row before it. None when equal.
+        slot: of the sequence when the chunk was planned.
         num_preemptions: of the sequence when the chunk was planned; another number later means other blocks.
     """
 
@@ -27,6 +31,7 @@ class ScheduledChunk:
     pending: bool
     score_start: int
     score_end: int
+    slot: int
     num_preemptions: int
 
     @property
@@ -199,6 +204,7 @@ class Scheduler:
             pending=end > len(seq.token_ids),
             score_start=score_start,
             score_end=score_end,
+            slot=seq.slot,
             num_preemptions=seq.num_preemptions,
         )
         seq.num_computed_tokens = end

@@ -126,11 +126,11 @@ class Sequence:
         sampling = self.request.sampling
         return sampling.grammar is not None or any(len(word) > 1 for word in sampling.bad_words)
 
-    def completed_bad_words(self) -> Iterator[int]:
-        """The ids that would complete a bad word of several tokens after what has been generated."""
+    def completed_bad_words(self, end: int) -> Iterator[int]:
+        """The ids that would complete a bad word of several tokens after what of the first `end` was generated."""
         for word in self.request.sampling.bad_words:
-            begin = len(self.token_ids) - len(word) + 1
-            if len(word) > 1 and begin >= self.num_prompt_tokens and tuple(self.token_ids[begin:]) == word[:-1]:
+            begin = end - len(word) + 1
+            if len(word) > 1 and begin >= self.num_prompt_tokens and tuple(self.token_ids[begin:end]) == word[:-1]:
                 yield word[-1]
 
     def append(self, token_id: int) -> FinishReason | None:
