@@ -57,7 +57,7 @@ class RealServer:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=120)
         self._failure: BaseException | None = None
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -72,7 +72,7 @@ class RealServer:
     def __exit__(self, *error: object) -> None:
         self.http.close()
         self._uvicorn.should_exit = True
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._socket.close()
 
@@ -239,7 +239,7 @@ def together() -> Callable[[list[Callable[[], Any]]], list[Any]]:
 
         def one(place: int) -> None:
             try:
-                barrier.wait(10)
+                barrier.wait(60)
                 results[place] = functions[place]()
             except BaseException as error:
                 results[place] = error

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,7 +41,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_help_is_fast_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys, neper.cli\n"
         "try: neper.cli.app(['serve', '--help'])\n"
@@ -50,12 +50,19 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        assert neper_command("--help").returncode == 0
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.3
+
+
+def test_help_is_fast() -> None:
+    """Beside the library that writes it; of the processes' own time, which a busy machine does not change."""
+
+    def seconds(*command: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert subprocess.run([sys.executable, *command], capture_output=True).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    pairs = [(seconds("-m", "neper", "--help"), seconds("-c", "import typer.rich_utils")) for _ in range(5)]
+    assert min(ours for ours, _ in pairs) < 1.5 * min(library for _, library in pairs)
 
 
 COMMANDS = [

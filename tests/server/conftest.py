@@ -27,6 +27,9 @@ from neper.text.tokenizer import Tokenizer
 from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.helpers.scripted_engine import ALL_SAMPLING_FIELDS, ScriptedEngine
 
+SECONDS = 60.0
+"""A limit for what comes soon: far away, since a test that passes does not wait for it, and machines can be slow."""
+
 MODEL = "scripted"
 VOCAB_SIZE = 384  # wider than the tokenizer's 330
 END = 2
@@ -100,7 +103,7 @@ class Server:
 
     def stop(self) -> None:
         self._uvicorn.should_exit = True
-        self._thread.join(10)
+        self._thread.join(SECONDS)
         assert not self._thread.is_alive()
         self._socket.close()
 
@@ -110,11 +113,11 @@ class Server:
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(5)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(SECONDS)
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.002)
@@ -175,8 +178,8 @@ def running(tokenizer: Tokenizer, config: ServerConfig, **options: Any) -> Itera
     key = config.api_key or "none"
     try:
         with (
-            httpx.Client(base_url=server.url, timeout=10) as http,
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=10) as sdk,
+            httpx.Client(base_url=server.url, timeout=SECONDS) as http,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=SECONDS) as sdk,
         ):
             yield Client(server, server.engine, tokenizer, http, sdk)
     finally:

@@ -18,7 +18,6 @@ from neper.errors import StartupError
 from neper.server import reply_schemas
 from neper.server.app import create_app
 from neper.server.service import Service
-from neper.text import json_form
 from neper.text.json_form import JsonForm
 from neper.text.tokenizer import Tokenizer
 from neper.types import PackedRows
@@ -449,7 +448,7 @@ def test_a_slow_check_holds_up_nobody(foreign: Client, monkeypatch: pytest.Monke
 
     def slow_find(form: JsonForm, text: str) -> tuple[int, int]:
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         return find(form, text)
 
     monkeypatch.setattr(JsonForm, "find", slow_find)
@@ -457,7 +456,7 @@ def test_a_slow_check_holds_up_nobody(foreign: Client, monkeypatch: pytest.Monke
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(post, foreign, CHAT, response_format=FORM)
         try:
-            assert begun.wait(20)
+            assert begun.wait(60)
             assert foreign.http.get("/health").status_code == 200
             assert not slow.done()
         finally:
@@ -465,14 +464,13 @@ def test_a_slow_check_holds_up_nobody(foreign: Client, monkeypatch: pytest.Monke
         assert slow.result().json()["choices"][0]["message"]["content"] == '{"a": 1}'
 
 
-def test_a_check_that_takes_too_long_is_ended(foreign: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_form, "SECONDS", 0.2)
+def test_a_check_that_takes_too_much_work_is_ended(foreign: Client) -> None:
     doubled: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**doubled, "d40": {"type": "integer"}}}
     foreign.say('"x"')
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     message = check(post(foreign, CHAT, response_format=form), 500, None, "engine_error")
-    assert "takes more than 0.2 seconds" in message
+    assert "takes too much work" in message
 
 
 def test_an_engine_that_can_be_held_to_a_form_is(client: Client) -> None:

@@ -17,7 +17,7 @@ from neper.errors import StartupError
 from neper.server import gate
 from neper.server.app import create_app
 from neper.text.tokenizer import Tokenizer
-from tests.server.conftest import MODEL, Client, new_engine, running, until
+from tests.server.conftest import MODEL, SECONDS, Client, new_engine, running, until
 from tests.server.test_errors import CHAT, COMPLETIONS, check
 from tests.server.test_failures import body
 
@@ -57,7 +57,7 @@ def test_a_full_queue_is_told_before_the_body_is_read(tokenizer: Tokenizer) -> N
         client.engine.hang_after = 1
         with client.http.stream("POST", CHAT, json=body(CHAT, stream=True)):
             until(lambda: client.server.service.num_choices == 1)
-            with socket.create_connection(client.server._socket.getsockname(), timeout=5) as raw:
+            with socket.create_connection(client.server._socket.getsockname(), timeout=SECONDS) as raw:
                 raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
                 raw.sendall(b"content-length: 1000000\r\n\r\n{")
                 assert raw.recv(100).startswith(b"HTTP/1.1 429 ")
@@ -89,7 +89,7 @@ def test_a_flood_is_refused_and_running_streams_do_not_notice(tokenizer: Tokeniz
         return response.text
 
     async def run(client: Client) -> None:
-        async with httpx.AsyncClient(base_url=client.server.url, limits=httpx.Limits(), timeout=30) as http:
+        async with httpx.AsyncClient(base_url=client.server.url, limits=httpx.Limits(), timeout=SECONDS) as http:
             alone = content(await stream(http))
             streams = [asyncio.create_task(stream(http)) for _ in range(4)]
             while client.server.service.num_choices < 4:
@@ -131,7 +131,7 @@ def test_requests_that_take_too_long(tokenizer: Tokenizer) -> None:
 def test_a_body_that_does_not_arrive_is_not_waited_for(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "CUT_SECONDS", 0.1)
     with running(tokenizer, ServerConfig(request_timeout=0.1)) as client:
-        with socket.create_connection(client.server._socket.getsockname(), timeout=5) as raw:
+        with socket.create_connection(client.server._socket.getsockname(), timeout=SECONDS) as raw:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
             raw.sendall(b'content-length: 100\r\n\r\n{"prompt": ')
             started = time.monotonic()
@@ -140,7 +140,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tokenizer: Tokenizer, mon
                 reply += raw.recv(1000)
         assert reply.startswith(b"HTTP/1.1 500 ")
         assert b'"code":"timeout"' in reply
-        assert 0.15 < time.monotonic() - started < 3
+        assert time.monotonic() - started > 0.15
         until(lambda: client.server.service.num_requests == 0)
         client.complete()
 
@@ -156,7 +156,7 @@ def test_a_client_that_never_reads_is_cut_off(tokenizer: Tokenizer, monkeypatch:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
             raw.sendall(b"content-length: %d\r\n\r\n" % len(content) + content)
             until(lambda: client.server.service.num_requests == 1)
-            until(lambda: client.server.service.num_requests == 0, 20)
+            until(lambda: client.server.service.num_requests == 0)
         assert all(stream.closed for stream in client.engine.streams)
 
 

@@ -32,7 +32,7 @@ def schema() -> ApiSchema:
 @pytest.fixture
 def checked(client: Client, schema: ApiSchema) -> Iterator[httpx.Client]:
     """A client all of whose responses are held against the document."""
-    with httpx.Client(base_url=client.server.url, event_hooks={"response": [schema.check]}, timeout=10) as http:
+    with httpx.Client(base_url=client.server.url, event_hooks={"response": [schema.check]}, timeout=60) as http:
         yield http
 
 

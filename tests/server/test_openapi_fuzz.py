@@ -60,6 +60,6 @@ def calls(client: Client) -> float:
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_that_is_described(case: schemathesis.Case, served: Client) -> None:
     case.call_and_validate(
-        base_url=served.server.url, checks=CHECKS, headers={"Authorization": f"Bearer {KEY}"}, timeout=10
+        base_url=served.server.url, checks=CHECKS, headers={"Authorization": f"Bearer {KEY}"}, timeout=60
     )
     assert served.http.get("/health").status_code == 200

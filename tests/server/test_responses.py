@@ -625,7 +625,7 @@ def test_eight_at_a_time(client: Client, stream: bool) -> None:
 
     async def all_of_them() -> list[Any]:
         url = client.server.url + "/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as sdk:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as sdk:
 
             async def another(body: dict[str, Any]) -> Any:
                 if not stream:

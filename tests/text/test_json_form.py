@@ -206,16 +206,22 @@ def test_what_llguidance_takes_beyond_the_draft() -> None:
     assert found("5", {"format": "date"}) == "5"
 
 
-def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_form, "SECONDS", 0.2)
+def test_what_takes_too_much_work_is_given_up() -> None:
     doubled: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**doubled, "d40": {"type": "integer"}}}
-    start = time.thread_time()
-    assert "takes more than 0.2 seconds" in problem('"x"', schema)
-    assert time.thread_time() - start < 2
+    assert "takes too much work" in problem('"x"', schema)
     # A pattern whose automaton grows with the text.
     text = "".join(random.Random(0).choices("ab", k=100_000))
-    assert "takes more than" in problem(json.dumps(text), {"pattern": "^(a|b)*a(a|b){15}$"})
+    assert "takes too much work" in problem(json.dumps(text), {"pattern": "^(a|b)*a(a|b){15}$"})
+
+
+@pytest.mark.parametrize("item", [1, "word " * 100])
+def test_case_121_a_long_reply_is_no_longer_than_its_work(item: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound grows with the reply: whatever the length, a schema that looks at each part a few times is checked."""
+    schema = {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": ["integer", "string"], "pattern": "^w"}]}}
+    text = json.dumps([item] * (60_000 if item == 1 else 600))
+    monkeypatch.setattr(json_form, "MIN_CHECKS", 100)
+    assert found(text, schema) == text
 
 
 def test_a_pattern_costs_a_look_at_each_character() -> None:
@@ -230,5 +236,5 @@ def test_reading_is_linear(part: str) -> None:
         assert "is not JSON" in problem(part * (size // len(part)) + "x")
         return time.thread_time() - start
 
-    seconds(1000)
+    seconds(1000)  # what is loaded once is loaded
     assert seconds(240_000) < 9 * seconds(40_000)  # 36 times as many pairs of characters

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.wire.driven import Clock
+
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 0.02)
     monkeypatch.setattr("neper.wire.child._EXIT_SECONDS", 0.2)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)

@@ -21,6 +21,7 @@ from neper.engine.interface import TokenStream
 from neper.errors import EngineDeadError
 from neper.types import FinishReason, LogprobParams, Request, SamplingParams, TokenChunk
 from neper.wire.drive import LineEngine
+from neper.wire.lines import parse_answer
 from tests.helpers import line_engine
 from tests.helpers.line_engine import made_up
 
@@ -30,8 +31,38 @@ PROGRAM = Path(line_engine.__file__)
 FORMS = ["READY 512", "READY 512 stop", "READY 512 slots=3", "READY 512 stop slots=3"]
 """Whether it honours STOP, and whether it names requests."""
 
+SECONDS = 60.0
+"""A limit for what comes soon: far away, since a test that passes does not wait for it, and machines can be slow."""
+
 Row = tuple[int, int, float, tuple[tuple[int, float], ...]]
 """Id, rank, logprob, and the alternatives."""
+
+
+SILENCE = 0.1
+"""A silence timeout for tests with a Clock: the driver looks at that four times as often, in real time."""
+
+
+class Clock:
+    """The driver's clock, stopped: time passes where a test says so, and with lines of the engine.
+
+    Attributes:
+        now: seconds.
+        a_line: seconds that a line of the engine takes.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.a_line = 0.0
+        monkeypatch.setattr("neper.wire.drive.time", self)
+        monkeypatch.setattr("neper.wire.handshake.time", self)
+        monkeypatch.setattr("neper.wire.drive.parse_answer", self._parse_answer)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def _parse_answer(self, line: bytes, *, tagged: bool) -> Any:
+        self.now += self.a_line
+        return parse_answer(line, tagged=tagged)
 
 
 class Reply(msgspec.Struct):
@@ -91,8 +122,8 @@ async def driven(
     infos: Sequence[str] = (),
     vocab_size: int = VOCAB_SIZE,
     engine_log: str | None = None,
-    start_timeout: float = 5.0,
-    silence_timeout: float = 5.0,
+    start_timeout: float = SECONDS,
+    silence_timeout: float = SECONDS,
     **script: Any,
 ) -> AsyncIterator[Driven]:
     """`script`: as tests/helpers/line_engine says; `starts` made of `infos` and `ready` where it has none."""
@@ -190,8 +221,8 @@ def rows_of(chunk: TokenChunk) -> list[Row | None]:
     return list(zip(*own, listed, strict=True))
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
+async def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, "it did not come true"
         await asyncio.sleep(0.002)
@@ -201,7 +232,7 @@ def go(test: Coroutine[Any, Any, None], run: Callable[[Coroutine[Any, Any, None]
     """`run`: of which event loop; a server runs on uvloop where there is one."""
 
     async def within() -> None:
-        await asyncio.wait_for(test, 15)
+        await asyncio.wait_for(test, 2 * SECONDS)
 
     run(within())
 

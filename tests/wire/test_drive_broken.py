@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from neper.types import FinishReason
+from neper.wire.drive import MAX_WARNINGS
 from tests.wire.driven import (
     ALL_FORMS,
     BOTH,
     CANCEL,
     DONE,
+    EOS,
     RAW,
     TAGGED,
     TWO,
@@ -46,6 +48,36 @@ def test_an_engine_without_scores(tmp_path: Path, ready: str) -> None:
             assert child.engine.capabilities.logprobs is False
             await child.next_is_right(scores=False)
             assert await child.ask(request("2", listed=2)) == expected(request("2"))
+
+    go(test())
+
+
+@BOTH
+def test_case_95_an_end_token_without_scores(tmp_path: Path, ready: str) -> None:
+    """It is no token of a reply with scores, and says nothing of whether the engine has scores."""
+
+    async def test() -> None:
+        gens = [steps(f"T {EOS}", "DONE 1 3 1 2 stop"), steps(*TWO, f"T {EOS}", "DONE 3 3 1 2 stop")]
+        async with driven(tmp_path, ready, gens=gens) as child:
+            assert await child.ask(request("0", listed=2)) == Reply([], [], FinishReason.STOP)
+            assert child.engine.capabilities.logprobs is None
+            assert await child.ask(request("1", listed=2)) == Reply([5, 6], TWO_ROWS, FinishReason.STOP)
+            assert child.engine.capabilities.logprobs is True
+            await child.next_is_right()
+
+    go(test())
+
+
+@BOTH
+def test_case_95_warnings_about_lines_are_bounded(tmp_path: Path, ready: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        lines = steps(*["PP 1", "T x"] * 500, *TWO, DONE)
+        async with driven(tmp_path, ready, gens=[lines]) as child:
+            await child.ask(request("0", listed=2))
+            await child.next_is_right()
+        warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == MAX_WARNINGS + 1
+        assert "not logged" in warnings[-1]
 
     go(test())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ from tests.wire.driven import (
     DONE,
     EOS,
     LOOPS,
+    SILENCE,
     TAGGED,
     TWO,
     TWO_ROWS,
     UNTAGGED,
+    Clock,
     Reply,
     another_process,
     driven,
@@ -162,27 +163,32 @@ def test_a_stop_id_that_is_the_last_token_anyway(tmp_path: Path, ready: str) -> 
 
 
 @BOTH
-def test_silence_ends_a_request_that_is_then_stopped(tmp_path: Path, ready: str) -> None:
+def test_silence_ends_a_request_that_is_then_stopped(tmp_path: Path, ready: str, clock: Clock) -> None:
     async def test() -> None:
         gens = [stopped(*TWO[:3], ready=ready)]
-        async with driven(tmp_path, ready, gens=gens, silence_timeout=0.1) as child:
-            began = time.monotonic()
-            reply = await child.ask(request("0", listed=2))
-            assert time.monotonic() - began >= 0.1
-            await is_broken(child, reply, 1, "")
+        async with driven(tmp_path, ready, gens=gens, silence_timeout=SILENCE) as child:
+            stream = child.engine.submit(request("0", listed=2))
+            first = await stream.__anext__()
+            clock.now += SILENCE
+            reply = folded([first, *[chunk async for chunk in stream]])
+            await is_broken(child, reply, 1, f"nothing of this request for {SILENCE} seconds")
             assert len(child.notes("STOP")) == 1
 
     go(test())
 
 
 @ALL_FORMS
-def test_silence_after_that_ends_the_engine(tmp_path: Path, ready: str) -> None:
+def test_silence_after_that_ends_the_engine(tmp_path: Path, ready: str, clock: Clock) -> None:
     async def test() -> None:
-        async with driven(tmp_path, ready, gens=[steps(*TWO[:2])], silence_timeout=0.1) as child:
-            reply = await child.ask(request("0", listed=2))
+        async with driven(tmp_path, ready, gens=[steps(*TWO[:2])], silence_timeout=SILENCE) as child:
+            stream = child.engine.submit(request("0", listed=2))
+            first = await stream.__anext__()
+            clock.now += SILENCE
+            reply = folded([first, *[chunk async for chunk in stream]])
             assert reply.finish_reason is FinishReason.ERROR
             assert reply.rows == TWO_ROWS[:1]
             assert child.engine.alive
+            clock.now += SILENCE
             await another_process(child)
             assert gone(child.pids[0])
             assert child.engine.stats().restarts == 1
@@ -192,12 +198,13 @@ def test_silence_after_that_ends_the_engine(tmp_path: Path, ready: str) -> None:
 
 
 @ALL_FORMS
-def test_an_engine_that_does_not_end_a_request_that_was_left_is_ended(tmp_path: Path, ready: str) -> None:
+def test_an_engine_that_does_not_end_a_request_that_was_left_is_ended(tmp_path: Path, ready: str, clock: Clock) -> None:
     async def test() -> None:
-        async with driven(tmp_path, ready, gens=[steps(*TWO[:2])], silence_timeout=0.1) as child:
+        async with driven(tmp_path, ready, gens=[steps(*TWO[:2])], silence_timeout=SILENCE) as child:
             stream = child.engine.submit(request("0", listed=2))
             await stream.__anext__()
             stream.close()
+            clock.now += SILENCE
             await another_process(child)
             await child.next_is_right()
 
@@ -205,20 +212,23 @@ def test_an_engine_that_does_not_end_a_request_that_was_left_is_ended(tmp_path: 
 
 
 @BOTH
-def test_silence_is_each_request_s_own(tmp_path: Path, ready: str) -> None:
+def test_silence_is_each_request_s_own(tmp_path: Path, ready: str, clock: Clock) -> None:
+    """Time passes with the lines of the other request, where an engine has two at a time."""
+
     async def test() -> None:
-        beat = [{"print": ["SLOT 0 busy"]}, {"sleep": 0.03}] * 5
-        heard: list[dict[str, Any]] = []
-        for count in range(8):
-            heard += [*steps(f"PP {count} 8"), {"sleep": 0.03}]
-        gens = [[*beat, {"wait": "STOP"}, *steps(CANCEL)], [*heard, *steps(*TWO, DONE)]]
-        async with driven(tmp_path, ready, gens=gens, silence_timeout=0.12) as child:
-            silent, slow = await asyncio.gather(
-                *[child.ask(request(name, max_tokens=2, listed=2)) for name in ("silent", "slow")]
-            )
+        heard = steps(*[f"PP {count} 20" for count in range(20)])
+        gens = [[{"wait": "STOP"}, *steps(CANCEL)], [{"wait": "GEN 2"}, *heard, *steps(*TWO, DONE)]]
+        async with driven(tmp_path, ready, gens=gens, silence_timeout=SILENCE) as child:
+            clock.a_line = SILENCE / 10
+            asked = [request(name, max_tokens=2, listed=2) for name in ("silent", "slow")]
+            replies = [asyncio.ensure_future(child.ask(item)) for item in asked]
+            await until(lambda: child.notes("GEN"))
+            clock.now += 0 if ready == TAGGED else SILENCE
+            silent, slow = await asyncio.gather(*replies)
+            clock.a_line = 0
             assert silent.finish_reason is FinishReason.ERROR
             assert slow == Reply([5, 6], TWO_ROWS, FinishReason.LENGTH)
-            assert len(child.notes("STOP")) == 1
+            await until(lambda: len(child.notes("STOP")) == 1)
             assert len(child.pids) == 1
             await child.next_is_right()
 
@@ -226,12 +236,13 @@ def test_silence_is_each_request_s_own(tmp_path: Path, ready: str) -> None:
 
 
 @LOOPS
-def test_those_that_wait_when_the_engine_hangs_are_for_the_next_one(tmp_path: Path, loop: Any) -> None:
+def test_those_that_wait_when_the_engine_hangs_are_for_the_next_one(tmp_path: Path, loop: Any, clock: Clock) -> None:
     """Another slot goes on with its lines until the process has ended."""
 
     async def test() -> None:
         form = {"ready": "READY 200000 stop slots=2", "gens": [steps(*TWO[:2]), None], "pause": 0.00001}
-        async with driven(tmp_path, silence_timeout=0.2, **form) as child:
+        async with driven(tmp_path, silence_timeout=SILENCE, **form) as child:
+            clock.a_line = SILENCE / 1000
             busy = [request("silent", max_tokens=10, listed=2), request("talking", max_tokens=100_000)]
             told = [asyncio.ensure_future(gather(child.engine.submit(item))) for item in busy]
             await until(lambda: len(child.notes("GEN")) == 2)
@@ -246,13 +257,18 @@ def test_those_that_wait_when_the_engine_hangs_are_for_the_next_one(tmp_path: Pa
     go(test(), loop)
 
 
-def test_a_request_that_is_left_late_has_time_to_end(tmp_path: Path) -> None:
+def test_a_request_that_is_left_late_has_time_to_end(tmp_path: Path, clock: Clock) -> None:
     async def test() -> None:
-        gens = [[{"wait": "STOP"}, {"sleep": 0.15}, *steps(CANCEL)]]
-        async with driven(tmp_path, TAGGED, gens=gens, silence_timeout=0.3) as child:
+        file = tmp_path / "go"
+        gens = [[{"wait": "STOP"}, {"wait": f"file {file}"}, *steps(CANCEL)]]
+        async with driven(tmp_path, TAGGED, gens=gens, silence_timeout=SILENCE) as child:
             stream = child.engine.submit(request("0", listed=2))
-            await asyncio.sleep(0.28)
+            await until(lambda: child.notes("GEN"))
+            clock.now += 0.9 * SILENCE
             stream.close()
+            clock.now += 0.9 * SILENCE
+            await asyncio.sleep(SILENCE)  # the driver looks at its clock some times
+            file.touch()
             await until(lambda: child.engine.stats().running == 0)
             assert child.engine.alive
             await child.next_is_right()
@@ -261,20 +277,22 @@ def test_a_request_that_is_left_late_has_time_to_end(tmp_path: Path) -> None:
     go(test())
 
 
-def test_waiting_requests_are_not_silent(tmp_path: Path) -> None:
+def test_waiting_requests_are_not_silent(tmp_path: Path, clock: Clock) -> None:
     async def test() -> None:
-        async with driven(tmp_path, pause=0.04, silence_timeout=0.12) as child:
+        async with driven(tmp_path, pause=SILENCE / 2, silence_timeout=SILENCE) as child:
+            clock.a_line = SILENCE / 4  # the last one waits five times as long as it may be silent
             asked = [request(f"a-{number}", [number], 5, listed=1) for number in range(3)]
             await asyncio.gather(*map(child.asks_right, asked))
 
     go(test())
 
 
-def test_an_idle_engine_is_not_silent(tmp_path: Path) -> None:
+def test_an_idle_engine_is_not_silent(tmp_path: Path, clock: Clock) -> None:
     async def test() -> None:
-        async with driven(tmp_path, silence_timeout=0.03) as child:
+        async with driven(tmp_path, silence_timeout=SILENCE) as child:
             await child.asks_right(request("0"))
-            await asyncio.sleep(0.12)
+            clock.now += 100 * SILENCE
+            await asyncio.sleep(SILENCE)
             assert child.engine.alive
             assert len(child.pids) == 1
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,8 +19,11 @@ from neper.text.json_schema import JsonSchema
 from neper.text.matcher import LIMITS, bytes_tokenizer
 from neper.text.reader import SPACES
 
-SECONDS = 2.0
-"""How much of a thread's time it may take to find the JSON of one reply."""
+MIN_CHECKS = 50_000
+CHECKS_A_CHARACTER = 10
+"""Bound of the work on one reply: keywords of a schema that are looked at, and 64 characters that a pattern reads.
+It grows with the reply. It is no time: a slow machine must not refuse what a quick one takes.
+"""
 
 MAX_MESSAGE = 300  # characters of what is wrong: it quotes the reply
 
@@ -52,16 +54,16 @@ class JsonForm:
            where one fails, at the place where it did (with NaN in it: at its end). So none is taken out of another,
            and each character is read once.
 
-        It takes up to about SECONDS, so it belongs into a thread.
+        It can take seconds, so it belongs into a thread.
 
         Raises:
             EngineError: there is none; the message says why the first one is not allowed.
         """
-        limits = _Limits()
+        limits = _Limits(MIN_CHECKS + CHECKS_A_CHARACTER * len(text))
         validator = None
         problem: str | None = None
         try:
-            for value, start, end in _values(text, limits):
+            for value, start, end in _values(text):
                 if validator is None:
                     validator = _validator(self._schema, limits)
                 error = next(validator.iter_errors(value), None)
@@ -69,7 +71,7 @@ class JsonForm:
                     return start, end
                 problem = problem or f"does not follow the schema: {_where(error)}: {error.message}"
         except _TooMuchError:
-            problem = f"takes more than {SECONDS:g} seconds to be checked against the schema"
+            problem = "takes too much work to be checked against the schema"
         except RecursionError:
             problem = "is nested too deeply to be checked against the schema"
         except ArithmeticError:
@@ -78,23 +80,24 @@ class JsonForm:
 
 
 class _TooMuchError(Exception):
-    """It takes too long."""
+    """It takes too much work."""
 
 
 class _Limits:
     """What one search may cost, and the checks of strings that Python's `re` would take for ever to make."""
 
-    def __init__(self) -> None:
-        self._end = time.thread_time() + SECONDS
+    def __init__(self, checks: int) -> None:
+        self._left = checks
         self._matchers: dict[tuple[str, str], LLMatcher] = {}
 
-    def check(self) -> None:
-        if time.thread_time() > self._end:
+    def count(self, checks: int = 1) -> None:
+        self._left -= checks
+        if self._left < 0:
             raise _TooMuchError
 
     def fits(self, keyword: str, value: str, text: str) -> bool:
         """Whether a string follows a `pattern` or a `format`."""
-        self.check()
+        self.count(1 + len(text) // 64)
         matcher = self._matchers.get((keyword, value))
         if matcher is None:
             schema = {"type": "string", keyword: value}
@@ -147,20 +150,18 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < 1000 else float(digits)  # Python refuses very long ones
 
 
-def _values(text: str, limits: _Limits) -> Iterator[_Value]:
-    """The values that JsonForm.find looks at, in its order."""
+def _values(text: str) -> Iterator[_Value]:
+    """The values that JsonForm.find looks at, in its order. Reads the text twice at most."""
     decoder = _Decoder()
     yield from _whole(decoder, text, 0)
     place = 0
     for number, part in enumerate(text.split(_FENCE)):
         if number % 2:
-            limits.check()
             line, newline, body = part.partition("\n")
             yield from _whole(decoder, body, place + len(line) + 1) if newline else _whole(decoder, part, place)
         place += len(part) + len(_FENCE)
     at = place = 0
     while (opening := _OPENING.search(text, at)) is not None:
-        limits.check()
         if (start := opening.start()) > _FORGET:
             text, place, start = text[start:], place + start, 0
         try:
@@ -208,7 +209,7 @@ def _validator(schema: JsonSchema, limits: _Limits) -> Any:
 
 @functools.cache
 def _validator_class() -> Any:
-    """The keywords of JSON Schema's latest draft, and what llguidance takes of older ones. Each looks at the clock.
+    """The keywords of JSON Schema's latest draft, and what llguidance takes of older ones. Each is counted.
 
     The limits travel as the format checker: that is what validators of parts of a schema inherit.
     """
@@ -257,9 +258,9 @@ def _validator_class() -> Any:
 
         return check
 
-    def timed(function: Keyword) -> Keyword:
+    def counted(function: Keyword) -> Keyword:
         def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
-            validator.format_checker.check()
+            validator.format_checker.count()
             return function(validator, value, instance, schema)
 
         return check
@@ -275,4 +276,4 @@ def _validator_class() -> Any:
         "exclusiveMinimum": exclusive("exclusiveMinimum", "minimum"),
         "exclusiveMaximum": exclusive("exclusiveMaximum", "maximum"),
     }
-    return extend(Draft202012Validator, {name: timed(function) for name, function in keywords.items()})
+    return extend(Draft202012Validator, {name: counted(function) for name, function in keywords.items()})

@@ -24,6 +24,8 @@ class Conversation:
         ended: no chunk comes any more, or one last: it has ended, was ended here, or failed.
         done: the engine has ended it too; before that, it may still say something.
         num_tokens: that were taken.
+        num_unscored_ends: end tokens that came without the scores that were asked for. They are no tokens of the reply:
+            a row of it has scores or none has, and an end is in no text.
         scored: scores that were asked for came with its tokens, or did not; None = that does not show.
     """
 
@@ -31,6 +33,7 @@ class Conversation:
         self.request = request
         self.done = False
         self.num_tokens = 0
+        self.num_unscored_ends = 0
         self._vocab_size = vocab_size
         self._places = request.num_listed(vocab_size)
         self._scored: bool | None = None if self._places is not None else False
@@ -162,7 +165,10 @@ class Conversation:
         token_id, self._waiting = self._waiting, None
         if token_id is None or self.ended:
             return
-        if self._scored:
+        if token_id in self._ends:
+            self.num_unscored_ends += 1
+            self._finish_reason = FinishReason.STOP
+        elif self._scored:
             self.fail(f"the engine sent no scores of token {self.num_tokens} of the reply")
         else:
             self._scored = False

@@ -65,6 +65,12 @@ _SAMPLING_FIELDS = frozenset(
     }
 )
 
+MAX_WARNINGS = 20
+"""Warnings about the lines of one process that are logged."""
+
+MAX_VOCAB_SIZE = 2**22
+"""Ids, several times those of the largest vocabularies: tables of that many are made."""
+
 
 @dataclasses.dataclass(eq=False)
 class _Job:
@@ -109,6 +115,7 @@ class LineEngine:
         self._running: dict[str | None, _Job] = {}
         self._jobs: dict[str, _Job] = {}
         self._num_sent = 0
+        self._warnings = 0
         self._end = ""
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
 
@@ -170,6 +177,7 @@ class LineEngine:
         )
 
     async def _launch(self) -> Child:
+        self._warnings = 0
         handshake = Handshake(self._config.engine_start_timeout)
         child = Child(handshake.take, self._log, farewell=format_request(Quit()))
         try:
@@ -190,7 +198,7 @@ class LineEngine:
 
     def _read_capabilities(self, fields: dict[str, str], ready: ReadyLine) -> Capabilities:
         return Capabilities(
-            vocab_size=_number(fields, "vocab_size", self._tokenizer_size, least=1),
+            vocab_size=_number(fields, "vocab_size", self._tokenizer_size, least=1, most=MAX_VOCAB_SIZE),
             max_model_len=ready.context,
             max_logprobs=_number(fields, "max_logprobs", DEFAULT_MAX_LOGPROBS, least=-1),
             max_num_seqs=max(1, ready.slots),
@@ -284,10 +292,9 @@ class LineEngine:
                 ended = conversation.ended
                 conversation.take_done(answer)
                 self._cached_tokens += answer.reused
-                if answer.generated != conversation.num_tokens and not ended:
-                    logger.warning(
-                        "the engine counted %d tokens and sent %d", answer.generated, conversation.num_tokens
-                    )
+                sent = conversation.num_tokens + conversation.num_unscored_ends
+                if answer.generated != sent and not ended:
+                    self._warn(f"the engine counted {answer.generated} tokens and sent {sent}")
                 self._learn(conversation)
             case Failed():
                 conversation.take_failed(answer)
@@ -309,13 +316,21 @@ class LineEngine:
             self._capabilities = msgspec.structs.replace(self.capabilities, logprobs=scored)
 
     def _take_malformed(self, job: _Job | None, error: LineError) -> None:
-        logger.warning("the engine sent a malformed line: %s", error)
+        self._warn(f"the engine sent a malformed line: {error}")
         if job is None:
             return
         job.conversation.fail(f"the engine sent a malformed line: {error}")
         # One that ends a request ends it however it is written.
         if error.line.startswith(("DONE", "ERR")):
             job.conversation.done = True
+
+    def _warn(self, message: str) -> None:
+        """Log what is wrong with an engine's lines, a bounded number of times a process: it can be so with each."""
+        self._warnings += 1
+        if self._warnings <= MAX_WARNINGS:
+            logger.warning("%s", message)
+        if self._warnings == MAX_WARNINGS:
+            logger.warning("more warnings about the lines of this engine process are not logged")
 
     def _tell(self, job: _Job) -> None:
         """Give out what is new of a request, and free its slot when the engine is done with it."""
@@ -365,13 +380,15 @@ class LineEngine:
         return False
 
 
-def _number(fields: dict[str, str], name: str, default: int, *, least: int) -> int:
+def _number(fields: dict[str, str], name: str, default: int, *, least: int, most: int = 2**31 - 1) -> int:
     try:
         value = int(fields.get(name, default))
     except ValueError:
         raise StartupError(f"the engine said {name}={fields[name]}, which is no number") from None
     if value < least:
         raise StartupError(f"the engine said {name}={value}, which is less than {least}")
+    if value > most:
+        raise StartupError(f"the engine said {name}={value}, which is more than {most}")
     return value
 
 
