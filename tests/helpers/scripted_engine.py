@@ -241,8 +241,8 @@ class ScriptedStream:
                 return TokenChunk(
                     request_id=self.request.request_id, finish_reason=FinishReason.ERROR, error="a row was NaN"
                 )
-            if self.emitted == engine.hang_after:
-                await asyncio.Event().wait()
+            while self.emitted == engine.hang_after:
+                await asyncio.sleep(0.002)
         chunk = self._chunks[self.emitted]
         self.emitted += 1
         self.ended = chunk.finish_reason is not None

@@ -91,6 +91,7 @@ def test_a_flood_is_refused_and_running_streams_do_not_notice(tokenizer: Tokeniz
     async def run(client: Client) -> None:
         async with httpx.AsyncClient(base_url=client.server.url, limits=httpx.Limits(), timeout=SECONDS) as http:
             alone = content(await stream(http))
+            client.engine.hang_after = 7  # in the middle, until the flood is over
             streams = [asyncio.create_task(stream(http)) for _ in range(4)]
             while client.server.service.num_choices < 4:
                 await asyncio.sleep(0.001)
@@ -98,13 +99,13 @@ def test_a_flood_is_refused_and_running_streams_do_not_notice(tokenizer: Tokeniz
             assert [response.status_code for response in flood] == [429] * 200
             assert all(int(response.headers["retry-after"]) > 0 for response in flood)
             assert not any(task.done() for task in streams)
+            client.engine.hang_after = None
             assert [content(await task) for task in streams] == [alone] * 4
         assert len(client.engine.submitted) == 5
 
     with running(tokenizer, ServerConfig(max_waiting=2)) as client:
         computes(client, 2)
         client.engine.reply = lambda request: client.tokenizer.encode("the quick brown fox " * 20)
-        client.engine.delay = 0.05
         asyncio.run(run(client))
 
 
