@@ -41,6 +41,8 @@ REQUIRED: dict[Any, dict[str, list[str]]] = {
         "ResponseOutputText": ["type", "text", "annotations", "logprobs"],
         "Logprob": ["token", "bytes", "logprob", "top_logprobs"],
         "LogprobTopLogprob": ["token", "bytes", "logprob"],
+        "ResponseFunctionToolCall": ["id", "type", "status", "call_id", "name", "arguments"],
+        "FunctionTool": ["type", "name", "parameters", "strict"],
     },
     Model: {"": ["id", "created", "object", "owned_by"]},
     ResponseStreamEvent: {},
@@ -146,12 +148,17 @@ def test_reasoning_and_tool_calls(tiny: RealServer, schemas: dict[Any, Schema]) 
     assert thoughts
 
 
-def test_responses(tiny: RealServer, schemas: dict[Any, Schema]) -> None:
-    for logprobs in ({}, {"include": ["message.output_text.logprobs"], "top_logprobs": 3}):
-        body: Json = {"model": tiny.model, "input": "Hello", "max_output_tokens": 16, **logprobs}
+def test_case_103_responses(tiny: RealServer, schemas: dict[Any, Schema]) -> None:
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    tool: Json = {"type": "function", "name": "f", "parameters": {"type": "object", "maxProperties": 0}}
+    calls: Json = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 100}
+    for options in ({}, logprobs, {**calls, **logprobs, "seed": 1}):
+        body: Json = {"model": tiny.model, "input": "Hello", "max_output_tokens": 16, **options}
         reply = tiny.http.post(RESPONSES, json=body)
         assert reply.status_code == 200, reply.text
         schemas[Response].check(reply.json())
+        if "tools" in options:
+            assert {"type": "function_call", "name": "f"}.items() <= reply.json()["output"][-1].items()
         events = list(data_of(tiny.http.post(RESPONSES, json={**body, "stream": True}).text))
         assert events[-1]["type"] in ("response.completed", "response.incomplete")
         for event in events:

@@ -243,7 +243,10 @@ MADE = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"tools": function(strict=True, parameters={"type": "array"})}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"json_object": True}},
+            "structured_outputs",
+        ),
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -270,6 +273,10 @@ def test_what_changes_nothing_is_taken(qwen: Client) -> None:
     qwen.chat(tools=TOOLS, response_format={"type": "text"}, modalities=["text"], parallel_tool_calls=True)
     qwen.chat(tools=TOOLS, tool_choice="none", response_format={"type": "json_object"}, logprobs=True)
     assert qwen.engine.submitted[-1].sampling.grammar is not None
+    # A required call leaves no text that a form could be of.
+    for form in ({}, {"response_format": {"type": "json_object"}}):
+        qwen.chat(tools=TOOLS, tool_choice="required", **form)
+    assert qwen.engine.submitted[-1].sampling.grammar == qwen.engine.submitted[-2].sampling.grammar
 
 
 def test_a_model_without_tools(client: Client) -> None:

@@ -125,7 +125,7 @@ class ChatReply(ChoicesReply[ChatBody]):
             elif part.field == "reasoning":
                 folded.reasoning.append(part.text)
             elif part.field == "name":
-                folded.calls.append(_Call(_call_id(), part.text))
+                folded.calls.append(_Call(new_call_id(), part.text))
             else:
                 folded.calls[part.call].arguments.append(part.text)
             if entries := self._entries.of_part(delta, part):
@@ -180,9 +180,10 @@ def _part_delta(part: Part) -> bytes:
     if part.field == "reasoning":
         return b'{"reasoning_content":%b}' % orjson.dumps(part.text)
     if part.field == "name":
-        return orjson.dumps({"tool_calls": [{"index": part.call, **_Call(_call_id(), part.text).json()}]})
+        return orjson.dumps({"tool_calls": [{"index": part.call, **_Call(new_call_id(), part.text).json()}]})
     return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (part.call, orjson.dumps(part.text))
 
 
-def _call_id() -> str:
+def new_call_id() -> str:
+    """What a call is known by, for its result."""
     return f"call_{secrets.token_hex(12)}"

@@ -115,6 +115,8 @@ def _is_checked_after(service: Service, body: ChatBody) -> bool:
 def _calls(service: Service, body: ChatBody, form: ToolFormat, instead: Constraint | None) -> Constraint | None:
     """What a reply with calls must follow; `instead` is what one without calls must. None where all is free."""
     required = body.functions_required()
+    if required and body.structured_outputs is None:
+        instead = None  # a reply of calls alone has no text that the form could be of
     if instead is not None:
         param = "response_format" if body.structured_outputs is None else "structured_outputs"
         reason = None

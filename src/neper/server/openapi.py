@@ -14,7 +14,7 @@ from neper import errors
 from neper.server import reply_schemas as replies
 from neper.server.chat_protocol import ChatBody
 from neper.server.protocol import CompletionBody, DetokenizeBody, TokenizeBody
-from neper.server.responses_protocol import ResponsesBody
+from neper.server.responses_protocol import PARTS, ResponsesBody
 from neper.server.strict import Strict
 from neper.types import JsonObject
 
@@ -30,6 +30,7 @@ class Operation(NamedTuple):
         chunk: the struct of an event, where it can stream.
         event: the struct of a named event, where its stream is of those.
         raises: errors besides those that any request can meet.
+        parts: structs in the body that are decoded by their type.
         required: fields of the body that must be there, though its struct has them optional: null equals absent.
     """
 
@@ -41,6 +42,7 @@ class Operation(NamedTuple):
     chunk: type[msgspec.Struct] | None = None
     event: type[msgspec.Struct] | None = None
     raises: tuple[type[errors.NeperError], ...] = ()
+    parts: tuple[type[Strict], ...] = ()
     required: tuple[str, ...] = ()
     open: bool = False
 
@@ -78,6 +80,7 @@ OPERATIONS = (
         ResponsesBody,
         event=replies.ResponseEvent,
         raises=_GENERATES,
+        parts=PARTS,
         required=("input",),
     ),
     Operation("get", "/v1/models", "The model that is served, as a list", replies.ModelList),
@@ -111,7 +114,7 @@ class ApiDocument:
     def document(self) -> JsonObject:
         structs: set[type[msgspec.Struct] | None] = {replies.ErrorReply}
         for operation in OPERATIONS:
-            structs |= {operation.body, operation.reply, operation.chunk, operation.event}
+            structs |= {operation.body, operation.reply, operation.chunk, operation.event, *operation.parts}
         ordered = sorted(filter(None, structs), key=lambda struct: struct.__name__)
         _, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
         for kind in _strict_structs():

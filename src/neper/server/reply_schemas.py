@@ -240,6 +240,32 @@ class MessageItem(Schema, tag_field="type", tag="message"):
     content: list[TextPart]
 
 
+class CallItem(Schema, tag_field="type", tag="function_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ResponseTool(Schema, tag_field="type", tag="function", kw_only=True):
+    """A function as it was given; `strict` as it counts here."""
+
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: dict[str, Any] | None
+    strict: bool
+
+
+class ResponseFunctionChoice(Schema, tag_field="type", tag="function"):
+    name: str
+
+
+class ResponseAllowedTools(Schema, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[ResponseFunctionChoice]
+
+
 class ResponseError(Schema):
     code: Literal["server_error"]
     message: str
@@ -251,13 +277,14 @@ class IncompleteDetails(Schema):
 
 class ResponseReasoning(Schema):
     effort: str | None
-    summary: None
+    summary: Literal["auto", "concise", "detailed"] | None
 
 
 class ResponseText(Schema):
     """The form of the text, as it was asked for."""
 
     format: dict[str, Any]
+    verbosity: Literal["low", "medium", "high"] | UnsetType = UNSET
 
 
 class ResponseInputDetails(Schema):
@@ -288,7 +315,7 @@ class Response(Schema):
     background: Literal[False]
     instructions: str | None
     max_output_tokens: Count | None
-    max_tool_calls: None
+    max_tool_calls: Count | None
     metadata: dict[str, str]
     model: str
     parallel_tool_calls: bool
@@ -300,13 +327,13 @@ class Response(Schema):
     store: Literal[False]
     temperature: float
     text: ResponseText
-    tool_choice: Literal["auto", "none"]
-    tools: Annotated[list[None], Meta(max_length=0)]
+    tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice | ResponseAllowedTools
+    tools: list[ResponseTool]
     top_logprobs: Count
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
-    output: list[ReasoningItem | MessageItem]
+    output: list[ReasoningItem | MessageItem | CallItem]
     usage: ResponseUsage | None
 
 
@@ -323,6 +350,8 @@ class ResponseEvent(Schema):
         "response.output_text.delta",
         "response.output_text.done",
         "response.content_part.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
         "response.output_item.done",
         "response.completed",
         "response.incomplete",
@@ -331,13 +360,14 @@ class ResponseEvent(Schema):
     ]
     sequence_number: Count
     response: Response | UnsetType = UNSET
-    item: ReasoningItem | MessageItem | UnsetType = UNSET
+    item: ReasoningItem | MessageItem | CallItem | UnsetType = UNSET
     part: ReasoningPart | TextPart | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     output_index: Count | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
     logprobs: list[ChatEntry] | UnsetType = UNSET
     code: str | UnsetType | None = UNSET
     message: str | UnsetType = UNSET

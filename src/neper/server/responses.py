@@ -3,6 +3,7 @@
 response.created · in_progress
   output_item.added · content_part.added · reasoning_text.delta … done · content_part.done · output_item.done
   output_item.added · content_part.added · output_text.delta … done · content_part.done · output_item.done
+  output_item.added · function_call_arguments.delta … done · output_item.done
 response.completed | incomplete | failed, and error
 """
 
@@ -17,11 +18,13 @@ import msgspec
 import orjson
 
 from neper.errors import NeperError
+from neper.server.chat import new_call_id
 from neper.server.choice import Delta
 from neper.server.generation import Generation
 from neper.server.message_entries import MessageEntries
 from neper.server.reply import Reply
-from neper.server.responses_protocol import ResponsesBody
+from neper.server.responses_protocol import ReasoningConfig, ResponsesBody, TextConfig
+from neper.server.responses_tools import FunctionTool
 from neper.server.service import Service
 from neper.types import JsonObject
 
@@ -29,25 +32,37 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class _Item(ABC):
-    """An item of the output, with one part of text."""
+    """An item of the output, which is told of in events of its own kind."""
 
     prefix = ""
-    text_kind = ""
 
     def __init__(self) -> None:
         self.id = f"{self.prefix}_{secrets.token_hex(12)}"
         self.status: Status = "in_progress"
         self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @abstractmethod
+    def json(self, *, begun: bool = False) -> JsonObject:
+        """The item as it stands; `begun`: as it stood before its first text."""
+
+
+class _TextItem(_Item):
+    """An item with one part of text."""
+
+    text_kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._entries: list[bytes] = []
 
     def add(self, text: str, entries: bytes) -> None:
         self._texts.append(text)
         if entries:
             self._entries.append(entries)
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
 
     @property
     def logprobs(self) -> orjson.Fragment:
@@ -57,31 +72,53 @@ class _Item(ABC):
     def part(self) -> JsonObject:
         """Its text as it stands."""
 
-    @abstractmethod
-    def json(self, content: list[JsonObject]) -> JsonObject:
-        """The item with that content."""
 
-
-class _Reasoning(_Item):
+class _Reasoning(_TextItem):
     prefix = "rs"
     text_kind = "reasoning_text"
 
     def part(self) -> JsonObject:
         return {"type": self.text_kind, "text": self.text}
 
-    def json(self, content: list[JsonObject]) -> JsonObject:
+    def json(self, *, begun: bool = False) -> JsonObject:
+        content = [] if begun else [self.part()]
         return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
 
 
-class _Message(_Item):
+class _Message(_TextItem):
     prefix = "msg"
     text_kind = "output_text"
 
     def part(self) -> JsonObject:
         return {"type": self.text_kind, "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
-    def json(self, content: list[JsonObject]) -> JsonObject:
+    def json(self, *, begun: bool = False) -> JsonObject:
+        content = [] if begun else [self.part()]
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+
+
+class _Call(_Item):
+    """A call of a function, whose arguments are the model's own text."""
+
+    prefix = "fc"
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._call_id = new_call_id()
+        self._name = name
+
+    def add(self, arguments: str) -> None:
+        self._texts.append(arguments)
+
+    def json(self, *, begun: bool = False) -> JsonObject:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": "" if begun else self.text,
+        }
 
 
 class ResponsesReply(Reply[ResponsesBody]):
@@ -110,19 +147,19 @@ class ResponsesReply(Reply[ResponsesBody]):
 
     def add(self, delta: Delta) -> None:
         if delta.parts is None:
-            self._add(_Message, delta.text, self._entries.of_delta(delta))
+            self._add_text(_Message, delta.text, self._entries.of_delta(delta))
         for part in delta.parts or ():
             if part.field == "reasoning":
                 self._num_reasoning_tokens += len(part.tokens)
-                self._add(_Reasoning, part.text, b"")
+                self._add_text(_Reasoning, part.text, b"")
+            elif part.field == "content":
+                self._add_text(_Message, part.text, self._entries.of_part(delta, part))
+            elif part.field == "name":
+                self._open(_Call(part.text))
             else:
-                self._add(_Message, part.text, self._entries.of_part(delta, part))
+                self._add_arguments(part.text)
         if delta.finish_reason is not None:
-            self._status = "incomplete" if delta.finish_reason == "length" else "completed"
-            # Only a reply that was cut in its reasoning has no message.
-            if not self._items or (self._status == "completed" and isinstance(self._items[-1], _Reasoning)):
-                self._open(_Message)
-            self._close(self._status)
+            self._finish("incomplete" if delta.finish_reason == "length" else "completed")
 
     def end(self) -> bytes:
         self._tell(f"response.{self._status}", response=self._response())
@@ -142,41 +179,58 @@ class ResponsesReply(Reply[ResponsesBody]):
     def body(self) -> bytes:
         return orjson.dumps(self._response())
 
-    def _add(self, kind: type[_Item], text: str, entries: bytes) -> None:
+    def _add_text(self, kind: type[_TextItem], text: str, entries: bytes) -> None:
         if not text and not entries:
             return
         if not self._items or not isinstance(self._items[-1], kind):
-            self._open(kind)
+            self._open(kind())
         item = self._items[-1]
+        assert isinstance(item, _TextItem)
         item.add(text, entries)
-        logprobs = {"logprobs": orjson.Fragment(b"[%b]" % entries)} if isinstance(item, _Message) else {}
-        self._tell_of_text("delta", delta=text, **logprobs)
+        logprobs = {"logprobs": orjson.Fragment(b"[%b]" % entries)} if kind is _Message else {}
+        self._tell_of_content(f"{item.text_kind}.delta", delta=text, **logprobs)
 
-    def _open(self, kind: type[_Item]) -> None:
+    def _add_arguments(self, text: str) -> None:
+        call = self._items[-1]
+        assert isinstance(call, _Call)
+        call.add(text)
+        self._tell_of_item("function_call_arguments.delta", delta=text)
+
+    def _finish(self, status: Status) -> None:
+        self._status = status
+        # Only a reply that was cut in its reasoning, or has calls, has no message.
+        if not self._items or (status == "completed" and isinstance(self._items[-1], _Reasoning)):
+            self._open(_Message())
+        parser = self.generation.choices[0].parser
+        num_calls = sum(isinstance(item, _Call) for item in self._items)
+        if isinstance(self._items[-1], _Call) and parser is not None and parser.num_completed == num_calls:
+            status = "completed"  # it was cut after its arguments
+        self._close(status)
+
+    def _open(self, item: _Item) -> None:
         if self._items:
             self._close("completed")
-        item = kind()
         self._items.append(item)
-        self._tell("response.output_item.added", output_index=len(self._items) - 1, item=item.json([]))
-        self._tell_of_part("added")
+        self._tell("response.output_item.added", output_index=len(self._items) - 1, item=item.json(begun=True))
+        if isinstance(item, _TextItem):
+            self._tell_of_content("content_part.added", part=item.part())
 
     def _close(self, status: Status) -> None:
         item = self._items[-1]
         item.status = status
-        logprobs = {"logprobs": item.logprobs} if isinstance(item, _Message) else {}
-        self._tell_of_text("done", text=item.text, **logprobs)
-        self._tell_of_part("done")
-        self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.json([item.part()]))
+        if isinstance(item, _TextItem):
+            logprobs = {"logprobs": item.logprobs} if isinstance(item, _Message) else {}
+            self._tell_of_content(f"{item.text_kind}.done", text=item.text, **logprobs)
+            self._tell_of_content("content_part.done", part=item.part())
+        else:
+            self._tell_of_item("function_call_arguments.done", arguments=item.text)
+        self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.json())
 
-    def _tell_of_text(self, what: str, **fields: object) -> None:
-        self._tell_of_content(f"response.{self._items[-1].text_kind}.{what}", **fields)
+    def _tell_of_content(self, what: str, **fields: object) -> None:
+        self._tell_of_item(what, content_index=0, **fields)
 
-    def _tell_of_part(self, what: str) -> None:
-        self._tell_of_content(f"response.content_part.{what}", part=self._items[-1].part())
-
-    def _tell_of_content(self, kind: str, **fields: object) -> None:
-        place = {"item_id": self._items[-1].id, "output_index": len(self._items) - 1, "content_index": 0}
-        self._tell(kind, **place, **fields)
+    def _tell_of_item(self, what: str, **fields: object) -> None:
+        self._tell(f"response.{what}", item_id=self._items[-1].id, output_index=len(self._items) - 1, **fields)
 
     def _tell(self, kind: str, **fields: object) -> None:
         if self.request.stream:
@@ -201,36 +255,36 @@ class ResponsesReply(Reply[ResponsesBody]):
             "error": error if self._status == "failed" else None,
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             **self._given,
-            "output": [item.json([item.part()]) for item in self._items],
+            "output": [item.json() for item in self._items],
             "usage": self._usage() if ended else None,
         }
 
     def _given_fields(self) -> JsonObject:
         """What the request said, and what goes without saying."""
         body, sampling = self.request, self.generation.choices[0].request.sampling
-        format = None if body.text is None else body.text.format
-        shown = {name: value for name, value in msgspec.to_builtins(format or {}).items() if value is not None}
+        text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
+        verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
         return {
             "background": False,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": self.service.model_name,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": shown or {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [],
+            "text": {"format": _given(text.format) or {"type": "text"}, **verbosity},
+            "tool_choice": msgspec.to_builtins(body.choice),
+            "tools": [_shown_tool(function) for function in body.functions],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "user": body.user,
         }
 
@@ -243,3 +297,12 @@ class ResponsesReply(Reply[ResponsesBody]):
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
             "total_tokens": usage["total_tokens"],
         }
+
+
+def _given(object: msgspec.Struct | None) -> JsonObject:
+    return {name: value for name, value in msgspec.to_builtins(object or {}).items() if value is not None}
+
+
+def _shown_tool(function: FunctionTool) -> JsonObject:
+    """As it counts here: not strict unless it says so."""
+    return {"parameters": None, **_given(function), "strict": bool(function.strict)}

@@ -1,114 +1,38 @@
-"""The body of a request for a response: input items, the form of the text, and what is to be included."""
+"""The body of a request for a response: input items, tools, the form of the text, and what is to be included."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.chat_protocol import ReasoningEffort, TopLogprobs
 from neper.server.protocol import GenerationBody, Positive, StreamOptions
+from neper.server.responses_items import ITEMS, InputItem, InputMessage, RawItem, read_item
+from neper.server.responses_tools import (
+    MAX_TOOLS,
+    AllowedTools,
+    Choice,
+    FunctionChoice,
+    FunctionTool,
+    RawChoice,
+    RawTool,
+    read_choice,
+    read_tool,
+)
 from neper.server.strict import Name, Strict
 from neper.server.structured import NamedSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` names for entries of the text; the only thing that can be included here."""
+"""What `include` names for entries of the text."""
 
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+"""What can be included. Reasoning comes as text, so there is nothing encrypted to include."""
 
-class InputPart(Strict):
-    type: str
-    text: str | None = None
-    # A part of an earlier response comes back with them.
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    refusal: Any = None
-    image_url: Any = None
-    file_id: Any = None
-    file_url: Any = None
-    file_data: Any = None
-    filename: Any = None
-    detail: Any = None
-    input_audio: Any = None
-    prompt_cache_breakpoint: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (
-        "refusal",
-        "image_url",
-        "file_id",
-        "file_url",
-        "file_data",
-        "filename",
-        "detail",
-        "input_audio",
-        "prompt_cache_breakpoint",
-    )
-
-    def check(self, where: str, types: tuple[str, ...]) -> None:
-        if self.type not in types:
-            raise UnsupportedError(
-                f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
-                param="input",
-            )
-        self.refuse_later_fields("input")
-        if self.text is None:
-            raise InvalidRequestError(f"{where}: a part has no text", param="input")
-
-
-class InputItem(Strict):
-    """A message, or the reasoning before one; also those of an earlier response, as they came."""
-
-    type: str | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Any = None
-    encrypted_content: Any = None
-    call_id: Any = None
-    name: Any = None
-    arguments: Any = None
-    output: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (
-        "phase",
-        "encrypted_content",
-        "call_id",
-        "name",
-        "arguments",
-        "output",
-    )
-
-    @property
-    def is_reasoning(self) -> bool:
-        return self.type == "reasoning"
-
-    @property
-    def text(self) -> str:
-        """All of its text. Of reasoning, the summary stands in where that is missing."""
-        parts = self.content or self.summary or ()
-        return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
-
-    def check(self, where: str) -> None:
-        if self.type not in (None, "message", "reasoning"):
-            raise UnsupportedError(
-                f"{where}: items of type {self.type!r} are not supported, only 'message' and 'reasoning'",
-                param="input",
-            )
-        self.refuse_later_fields("input")
-        if self.is_reasoning:
-            if self.role is not None or isinstance(self.content, str):
-                raise InvalidRequestError(f"{where}: reasoning has no role, and a list as its content", param="input")
-            for part in self.content or ():
-                part.check(where, ("reasoning_text",))
-            for part in self.summary or ():
-                part.check(where, ("summary_text",))
-            return
-        if self.role is None or self.content is None:
-            raise InvalidRequestError(f"{where}: a message has a role and a content", param="input")
-        if self.summary is not None:
-            raise InvalidRequestError(f"{where}: only reasoning has a summary", param="input")
-        for part in self.content if isinstance(self.content, list) else ():
-            part.check(where, ("input_text", "output_text"))
+Summary = Literal["auto", "concise", "detailed"]
 
 
 class TextFormat(Strict):
@@ -138,27 +62,30 @@ class TextFormat(Strict):
 
 class TextConfig(Strict):
     format: TextFormat | None = None
-    verbosity: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("verbosity",)
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint to models that were trained for it
 
 
 class ReasoningConfig(Strict):
     effort: ReasoningEffort | None = None
-    summary: Any = None
-    generate_summary: Any = None
+    # Reasoning comes whole, as text, so nothing is summed up.
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
     context: Any = None
     mode: Any = None
 
-    later: ClassVar[tuple[str, ...]] = ("summary", "generate_summary", "context", "mode")
+    later: ClassVar[tuple[str, ...]] = ("context", "mode")
 
 
 class ResponseStreamOptions(StreamOptions):
     later: ClassVar[tuple[str, ...]] = ("include_usage",)  # the last event has it anyway
 
 
-class ResponsesBody(GenerationBody):
-    input: str | list[InputItem] | None = None
+PARTS: tuple[type[Strict], ...] = (*ITEMS.values(), FunctionTool, FunctionChoice, AllowedTools)
+"""What a body holds that is decoded by its type."""
+
+
+class ResponsesBody(GenerationBody, dict=True):
+    input: str | list[RawItem] | None = None
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     include: list[str] | None = None
@@ -168,29 +95,28 @@ class ResponsesBody(GenerationBody):
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[RawTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: RawChoice = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Positive | None = None  # bounds calls of tools that run on a server, of which there are none
+    # These cannot change the answer.
+    client_metadata: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     # Known, for later.
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
-    max_tool_calls: Any = None
     context_management: Any = None
     moderation: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
 
     later: ClassVar[tuple[str, ...]] = (
         *GenerationBody.later,
         "previous_response_id",
         "conversation",
         "prompt",
-        "max_tool_calls",
         "context_management",
         "moderation",
-        "prompt_cache_options",
-        "prompt_cache_retention",
         # The other endpoints'.
         "n",
         "response_format",
@@ -202,6 +128,40 @@ class ResponsesBody(GenerationBody):
     def includes_logprobs(self) -> bool:
         return self.include is not None and LOGPROBS in self.include
 
+    @cached_property
+    def items(self) -> list[InputItem]:
+        """The conversation. A text is the user's."""
+        if not self.input:
+            raise InvalidRequestError("input must be a text or a list of at least one item", param="input")
+        if isinstance(self.input, str):
+            return [InputMessage(role="user", content=self.input)]
+        return [read_item(raw, f"input[{place}]") for place, raw in enumerate(self.input)]
+
+    @cached_property
+    def functions(self) -> list[FunctionTool]:
+        functions = [read_tool(raw, f"tools[{place}]") for place, raw in enumerate(self.tools or ())]
+        seen = set()
+        for place, function in enumerate(functions):
+            if function.name in seen:
+                raise InvalidRequestError(f"tools[{place}]: there is another {function.name!r}", param="tools")
+            seen.add(function.name)
+        return functions
+
+    @cached_property
+    def choice(self) -> Choice:
+        """Which functions may be called, and whether one must be."""
+        choice = read_choice(self.tool_choice)
+        names = {function.name for function in self.functions}
+        named = () if isinstance(choice, str) else choice.tools if isinstance(choice, AllowedTools) else (choice,)
+        for function in named:
+            if function.name not in names:
+                raise InvalidRequestError(
+                    f"tool_choice: there is no function {function.name!r} in tools", param="tool_choice"
+                )
+        if choice == "required" and not names:
+            raise InvalidRequestError("tool_choice 'required' needs tools", param="tool_choice")
+        return choice
+
     def check(self) -> None:
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
@@ -210,16 +170,16 @@ class ResponsesBody(GenerationBody):
                     param=name,
                 )
         super().check()
-        if self.input is None or self.input == []:
-            raise InvalidRequestError("input must be a text or a list of at least one item", param="input")
-        for place, item in enumerate(self.input if isinstance(self.input, list) else ()):
+        for place, item in enumerate(self.items):
             item.check(f"input[{place}]")
+        for function in self.functions:
+            function.refuse_later_fields("tools")
+        assert self.choice is not None
         self._check_include()
-        self._check_unsupported_values()
-        if self.text is not None:
-            self.text.refuse_later_fields("text")
-            if self.text.format is not None:
-                self.text.format.check()
+        if self.background:
+            raise UnsupportedError("background: true is not supported: this server keeps nothing", param="background")
+        if self.text is not None and self.text.format is not None:
+            self.text.format.check()
         if self.reasoning is not None:
             self.reasoning.refuse_later_fields("reasoning")
         if any(not isinstance(value, str) for value in (self.metadata or {}).values()):
@@ -227,18 +187,10 @@ class ResponsesBody(GenerationBody):
 
     def _check_include(self) -> None:
         for name in self.include or ():
-            if name != LOGPROBS:
-                raise UnsupportedError(f"include: {name!r} is not supported, only {LOGPROBS!r}", param="include")
+            if name not in INCLUDABLE:
+                raise UnsupportedError(
+                    f"include: {name!r} is not supported, only {' and '.join(map(repr, INCLUDABLE))}", param="include"
+                )
         for field in ("top_logprobs", "logprob_token_ids"):
             if getattr(self, field) is not None and not self.includes_logprobs:
                 raise InvalidRequestError(f'{field} needs include: ["{LOGPROBS}"]', param=field)
-
-    def _check_unsupported_values(self) -> None:
-        if self.background:
-            raise UnsupportedError("background: true is not supported: this server keeps nothing", param="background")
-        if self.truncation == "auto":
-            raise UnsupportedError("truncation 'auto' is not supported: nothing is cut here", param="truncation")
-        if self.tools:
-            raise UnsupportedError("tools are not supported here, only in chat completions", param="tools")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise UnsupportedError("tool_choice must be 'auto' or 'none': there are no tools here", param="tool_choice")

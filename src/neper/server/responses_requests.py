@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from neper.errors import ContextLengthError, InvalidRequestError
-from neper.server.chat_protocol import ChatBody, Message
+from neper.server.chat_protocol import (
+    ChatBody,
+    Function,
+    FunctionCall,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
 from neper.server.chat_requests import chat_generation
 from neper.server.generation import Generation
 from neper.server.protocol import GenerationBody
-from neper.server.responses_protocol import InputItem, ResponsesBody
+from neper.server.responses_items import InputCall, InputCallOutput, InputItem, InputMessage, InputReasoning
+from neper.server.responses_protocol import ResponsesBody
+from neper.server.responses_tools import AllowedTools, FunctionChoice
 from neper.server.service import Service
 
 # What errors about a conversation name, and what that is here.
@@ -31,6 +42,8 @@ async def response_generation(service: Service, body: ResponsesBody, reply_id: s
                 break
         if isinstance(error, ContextLengthError):
             message = message.replace("max_tokens", "max_output_tokens")
+            if body.truncation == "auto":
+                message += " (truncation 'auto' is taken where all of the input fits; nothing is cut here)"
         raise type(error)(message, param=_PARAMS.get(param or "", param)) from error
 
 
@@ -45,25 +58,85 @@ def _chat_body(body: ResponsesBody) -> ChatBody:
     )
     if body.text is not None and body.text.format is not None:
         chat.response_format = body.text.format.response_format()
+    _set_tools(chat, body)
     return chat
+
+
+def _set_tools(chat: ChatBody, body: ResponsesBody) -> None:
+    functions, choice = body.functions, body.choice
+    if isinstance(choice, AllowedTools):
+        allowed = {function.name for function in choice.tools}
+        functions = [function for function in functions if function.name in allowed]
+    if not functions:
+        return
+    chat.tools = [
+        Tool(
+            type="function",
+            function=Function(
+                name=function.name,
+                description=function.description,
+                parameters=function.parameters,
+                strict=function.strict,
+            ),
+        )
+        for function in functions
+    ]
+    if isinstance(choice, FunctionChoice):
+        chat.tool_choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
+    else:
+        chat.tool_choice = choice.mode if isinstance(choice, AllowedTools) else choice
+    chat.parallel_tool_calls = body.parallel_tool_calls
+
+
+class _Turn:
+    """What the assistant said in one go: reasoning, text and calls, which are one message in chat."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def takes(self, item: InputItem) -> bool:
+        """A call always belongs to it. Text and reasoning begin another one, unless they stand between calls, whose
+        results are still to come.
+        """
+        return isinstance(item, InputCall) or not self._texts or bool(self._calls)
+
+    def add(self, item: InputItem) -> None:
+        if isinstance(item, InputCall):
+            call = FunctionCall(name=item.name, arguments=item.arguments)
+            self._calls.append(ToolCall(id=item.call_id, type="function", function=call))
+        elif isinstance(item, InputReasoning):
+            self._reasoning.append(item.text)
+        elif isinstance(item, InputMessage):
+            self._texts.append(item.text)
+
+    def message(self) -> Message:
+        # A reply that was cut in its reasoning has no text, one of calls needs none.
+        content = "".join(self._texts) if self._texts or not self._calls else None
+        return Message(
+            role="assistant",
+            content=content,
+            reasoning_content="".join(self._reasoning) or None,
+            tool_calls=self._calls or None,
+        )
 
 
 def _messages(body: ResponsesBody) -> list[Message]:
     messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
-    items = body.input or []
-    if isinstance(items, str):
-        items = [InputItem(role="user", content=items)]
-    reasoning: str | None = None
-    for item in items:
-        if reasoning is not None and item.role != "assistant":
-            # A reply that was cut in its reasoning has no message.
-            messages.append(Message(role="assistant", content="", reasoning_content=reasoning))
-            reasoning = None
-        if item.role is None:
-            reasoning = item.text or None
-        else:
-            messages.append(Message(role=item.role, content=item.text, reasoning_content=reasoning))
-            reasoning = None
-    if reasoning is not None:
-        messages.append(Message(role="assistant", content="", reasoning_content=reasoning))
+    turn: _Turn | None = None
+    for item in body.items:
+        own = not isinstance(item, InputCallOutput) and getattr(item, "role", "assistant") == "assistant"
+        if turn is not None and not (own and turn.takes(item)):
+            messages.append(turn.message())
+            turn = None
+        if own:
+            turn = turn or _Turn()
+            turn.add(item)
+        elif isinstance(item, InputCallOutput):
+            messages.append(Message(role="tool", content=item.text, name=item.name, tool_call_id=item.call_id))
+        elif isinstance(item, InputMessage):
+            messages.append(Message(role=item.role, content=item.text))
+    if turn is not None:
+        messages.append(turn.message())
     return messages

@@ -1,0 +1,169 @@
+"""Input items of a response: messages, reasoning, calls and what they gave."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from neper.errors import InvalidRequestError, UnsupportedError
+from neper.server.strict import Strict
+from neper.server.typed import decode_object, one_of, type_of
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputPart(Strict):
+    type: str
+    text: str | None = None
+    # A part of an earlier response comes back with them.
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: Any = None  # a hint: it cannot change the answer
+    refusal: Any = None
+    image_url: Any = None
+    file_id: Any = None
+    file_url: Any = None
+    file_data: Any = None
+    filename: Any = None
+    detail: Any = None
+    input_audio: Any = None
+
+    later: ClassVar[tuple[str, ...]] = (
+        "refusal",
+        "image_url",
+        "file_id",
+        "file_url",
+        "file_data",
+        "filename",
+        "detail",
+        "input_audio",
+    )
+
+    def check(self, where: str, types: tuple[str, ...]) -> None:
+        if self.type not in types:
+            raise UnsupportedError(
+                f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
+                param="input",
+            )
+        self.refuse_later_fields("input")
+        if self.text is None:
+            raise InvalidRequestError(f"{where}: a part has no text", param="input")
+
+
+class InputItem(Strict):
+    """An item of the conversation; also one of an earlier response, as it came."""
+
+    id: str | None = None
+    status: Status | None = None
+
+    def check(self, where: str) -> None:
+        """Refuse what is known but not implemented, and fields that contradict each other."""
+        self.refuse_later_fields("input")
+
+
+class InputMessage(InputItem, kw_only=True):
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputPart]
+    phase: Any = None
+
+    later: ClassVar[tuple[str, ...]] = ("phase",)
+
+    @property
+    def text(self) -> str:
+        return _joined(self.content)
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        _check_parts(self.content, where, ("input_text", "output_text"))
+
+
+class InputReasoning(InputItem, kw_only=True):
+    """The reasoning before a message or a call."""
+
+    type: Literal["reasoning"]
+    content: list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: Any = None
+
+    later: ClassVar[tuple[str, ...]] = ("encrypted_content",)
+
+    @property
+    def text(self) -> str:
+        """All of its text. The summary stands in where that is missing."""
+        return _joined(self.content or self.summary or [])
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        _check_parts(self.content, where, ("reasoning_text",))
+        _check_parts(self.summary, where, ("summary_text",))
+
+
+class InputCall(InputItem, kw_only=True):
+    """A call that the model made: `arguments` is the JSON text that it wrote."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    namespace: Any = None
+    caller: Any = None
+
+    later: ClassVar[tuple[str, ...]] = ("namespace", "caller")
+
+
+class InputCallOutput(InputItem, kw_only=True):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputPart]
+    name: str | None = None
+    namespace: Any = None
+    caller: Any = None
+
+    later: ClassVar[tuple[str, ...]] = ("namespace", "caller")
+
+    @property
+    def text(self) -> str:
+        return _joined(self.output)
+
+    def check(self, where: str) -> None:
+        super().check(where)
+        _check_parts(self.output, where, ("input_text", "output_text"))
+
+
+ITEMS: dict[str, type[InputItem]] = {
+    "message": InputMessage,
+    "reasoning": InputReasoning,
+    "function_call": InputCall,
+    "function_call_output": InputCallOutput,
+}
+
+RawItem = Annotated[msgspec.Raw, Meta(extra_json_schema=one_of(*ITEMS.values()))]
+
+
+def read_item(raw: msgspec.Raw, where: str) -> InputItem:
+    kind = type_of(raw, where, "input") or "message"
+    if kind == "item_reference":
+        raise UnsupportedError(
+            f"{where}: items of type 'item_reference' are not supported: this server keeps nothing, so input must have "
+            "the item itself (clients send it with store: false)",
+            param="input",
+        )
+    if kind not in ITEMS:
+        raise UnsupportedError(
+            f"{where}: items of type {kind!r} are not supported, only {', '.join(map(repr, ITEMS))}", param="input"
+        )
+    return decode_object(raw, ITEMS[kind], where, "input")
+
+
+def _joined(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join([part.text or "" for part in content])
+
+
+def _check_parts(content: str | list[InputPart] | None, where: str, types: tuple[str, ...]) -> None:
+    for part in content if isinstance(content, list) else ():
+        part.check(where, types)
