@@ -1,0 +1,70 @@
+"""A decoder whose logits are a hash of the whole context: the same bits in any company, so results can be held to them.
+
+It reads its context from the KV cache, by block tables and context lengths, as attention does: a token in the wrong
+slot, or of another request, gives other logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neper.models.decoder import Decoder
+from neper.models.kv_cache import KVCache
+from neper.models.model_config import ModelConfig
+from neper.ops.attention import AttentionInputs
+
+ROWS = 2**12
+POISON = 7
+"""A token after which all logits of its context are NaN."""
+
+
+class ExactDecoder(Decoder):
+    """Each context picks one of ROWS rows of random logits.
+
+    Keys hold a token's id + 1 and its position; a hidden state holds the number of its row, and whether it is poisoned.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.dtype = torch.float32
+        self.device = torch.device("cpu")
+        generator = np.random.default_rng(0)
+        self._logits = torch.from_numpy(generator.normal(0, 3, (ROWS, config.vocab_size)).astype(np.float32))
+        self._factors = generator.integers(1, 2**62, config.max_position_embeddings, dtype=np.uint64)
+
+    def prepare(self, num_positions: int) -> None:
+        assert num_positions <= len(self._factors)
+
+    def forward(
+        self, token_ids: Tensor, kv_cache: KVCache, attention: AttentionInputs, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        ids = token_ids.numpy()
+        if last_tokens is not None:
+            ids = np.where(ids < 0, last_tokens.numpy()[np.where(ids < 0, -1 - ids, 0)], ids)
+        keys = kv_cache.layers[0][0].numpy()[:, 0]
+        slots, positions = attention.slot_mapping.numpy(), attention.positions.numpy()
+        keys[slots, 0], keys[slots, 1] = ids + 1, positions
+        hidden = torch.zeros(len(ids), self.config.hidden_size)
+        row = 0
+        for group in attention.groups:
+            for seq in range(group.first_seq, group.first_seq + group.num_seqs):
+                rows = slice(row, row + group.query_len)
+                hidden[rows, :2] = torch.from_numpy(self._states(keys, attention, seq)[positions[rows]])
+                row = rows.stop
+        return hidden
+
+    def _states(self, keys: np.ndarray, attention: AttentionInputs, seq: int) -> np.ndarray:
+        """[context, 2] float32: the row of logits after each token of a sequence's context, and whether it is NaN."""
+        places = np.arange(int(attention.context_lens[seq]))
+        table, size = attention.block_tables[seq].numpy(), attention.block_size
+        ids, positions = keys[table[places // size] * size + places % size, :2].T.astype(np.uint64)
+        with np.errstate(over="ignore"):
+            hashes = (ids * self._factors[positions]).cumsum(dtype=np.uint64)
+        poisoned = np.maximum.accumulate(ids == POISON + 1)
+        return np.stack(((hashes >> np.uint64(40)) % np.uint64(ROWS), poisoned), axis=1).astype(np.float32)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        logits = self._logits[hidden[:, 0].long()].masked_fill(hidden[:, 1:2] > 0, torch.nan)
+        return logits if out is None else out.copy_(logits)
