@@ -14,7 +14,15 @@ from neper.machine import format_size
 from neper.options import SIZES
 
 LIMITS = {
-    ServerConfig: ("max_body_bytes", "max_choices", "max_listed", "max_requests", "max_waiting", "request_timeout"),
+    ServerConfig: (
+        "max_body_bytes",
+        "max_choices",
+        "max_listed",
+        "max_requests",
+        "max_waiting",
+        "request_timeout",
+        "receive_timeout",
+    ),
     EngineConfig: ("max_model_len", "max_logprobs"),
 }
 

@@ -18,6 +18,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_TIME_FORMAT = "%H:%M:%S"
 
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]+|\[?[0-9A-Fa-f:.]+\]?|\*")
 _ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
@@ -118,6 +119,11 @@ class ServerConfig:
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on.")
     api_key: str | None = _option(None, "Bearer token that requests must carry, but for /health and /metrics.")
+    allowed_hosts: tuple[str, ...] = _option(
+        (),
+        "Hosts that requests may name in their Host header, with commas; * = all, *.example.com = all below it. "
+        "Default: all; on a loopback address without a key only localhost, loopback addresses and --host.",
+    )
     served_model_name: str | None = _option(None, "Name of the model in the API. Default: from the model itself.")
     allowed_origins: tuple[str, ...] = _option(
         (), "Origins whose pages may call the API (CORS), with commas; * = all. Default: none."
@@ -141,6 +147,12 @@ class ServerConfig:
         1024, "Most choices waiting for those that the engine computes; beyond them the answer is a 429."
     )
     request_timeout: float = _option(600.0, "Seconds after which a request is ended with an error (500, timeout).")
+    receive_timeout: float = _option(
+        30.0, "Seconds in which a request's headers must have come, and without a byte of its body; then it is a 408."
+    )
+    stream_ping_interval: float = _option(
+        5.0, "Seconds of silence after which a stream sends a comment line, so that nobody thinks it dead; 0 = never."
+    )
     drain_timeout: float = _option(30.0, "Seconds that running requests get to finish when the server is stopped.")
     log_level: str = _option("info", "debug, info, warning or error.")
 
@@ -165,6 +177,13 @@ class ServerConfig:
                 raise StartupError(
                     f"allowed_origins: {origin!r} is no origin; write for example https://example.com or *"
                 )
-        for name in ("request_timeout", "drain_timeout"):
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise StartupError(
+                    f"allowed_hosts: {host!r} is no host name; write for example llm.example.com, *.example.com or *"
+                )
+        if not self.receive_timeout > 0:
+            raise StartupError(f"receive_timeout must be above 0, got {self.receive_timeout}")
+        for name in ("request_timeout", "stream_ping_interval", "drain_timeout"):
             if not getattr(self, name) >= 0:
                 raise StartupError(f"{name} must not be negative, got {getattr(self, name)}")

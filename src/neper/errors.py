@@ -12,11 +12,13 @@ class NeperError(Exception):
         code: OpenAI error code, or None.
         param: name of the request field at fault, or None.
         retry_after: seconds for the Retry-After header, or None.
+        retry_helps: False where the same request would fail again: clients that retry by themselves are told not to.
     """
 
     status: int = 500
     type: str = "internal_error"
     code: str | None = None
+    retry_helps = True
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -39,6 +41,12 @@ class InvalidRequestError(NeperError):
     code = "invalid_value"
 
 
+class MalformedRequestError(InvalidRequestError):
+    """What came is no HTTP/1.1 request."""
+
+    code = "malformed_request"
+
+
 class UnsupportedError(InvalidRequestError):
     """A field or value that this server (or the engine behind it) does not implement."""
 
@@ -57,6 +65,14 @@ class AuthenticationError(NeperError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class HostNotAllowedError(NeperError):
+    """The request names a host that is none of this server's (`--allowed-hosts`)."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "host_not_allowed"
 
 
 class ModelNotFoundError(NeperError):
@@ -83,6 +99,14 @@ class MethodNotAllowedError(NeperError):
     code = "method_not_allowed"
 
 
+class ReceiveTimeoutError(NeperError):
+    """The request did not arrive: its headers took too long, or its body stopped on the way."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "receive_timeout"
+
+
 class RequestTooLargeError(NeperError):
     """The body is larger than the server accepts."""
 
@@ -91,12 +115,28 @@ class RequestTooLargeError(NeperError):
     code = "request_too_large"
 
 
+class UnsupportedMediaTypeError(NeperError):
+    """The body is encoded in a way that is not read here: compressed, for example."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
 class QueueFullError(NeperError):
     """As many choices wait as may; try again after `Retry-After` seconds."""
 
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
+
+
+class HeadersTooLargeError(NeperError):
+    """The headers are larger than the server accepts."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class OverloadedError(NeperError):
@@ -117,6 +157,7 @@ class InvalidLogitsError(EngineError):
     """The model produced NaN, +inf, or nothing above -inf for a row of this request."""
 
     code = "invalid_logits"
+    retry_helps = False
 
 
 class EngineDeadError(EngineError):
@@ -129,6 +170,7 @@ class RequestTimeoutError(EngineError):
     """The request ran longer than the server allows."""
 
     code = "timeout"
+    retry_helps = False
 
 
 class StartupError(NeperError):

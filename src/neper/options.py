@@ -13,7 +13,7 @@ import typer
 from neper.machine import format_size
 
 # Fields that hold several texts: their flags take them with commas.
-LISTS = frozenset({"allowed_origins"})
+LISTS = frozenset({"allowed_hosts", "allowed_origins"})
 # Fields that hold a number of bytes: their flags take 512MiB or 2GiB as well.
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
 

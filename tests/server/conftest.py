@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -79,6 +80,8 @@ class Server:
     """uvicorn in a thread, as `neper serve` runs it but for the signals."""
 
     def __init__(self, engine: ScriptedEngine, tokenizer: Tokenizer, config: ServerConfig, **options: Any) -> None:
+        if config.stream_ping_interval == ServerConfig.stream_ping_interval:  # no comments where a machine is slow
+            config = dataclasses.replace(config, stream_ping_interval=0)
         self.engine = engine
         self.app = create_app(engine, tokenizer, config, model_name=MODEL, **options)
         self.service: Service = self.app.state.service

@@ -34,6 +34,17 @@ def check(response: httpx.Response, status: int, param: str | None = None, code:
     return str(error["message"])
 
 
+def check_failed(response: httpx.Response, code: str, *, stream: bool) -> str:
+    """The message of an error that came while the reply was made: of a 500, or of a stream's last event."""
+    if not stream:
+        return check(response, 500, None, code)
+    assert response.status_code == 200, response.text
+    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    error = json.loads([event for event in data if event != "[DONE]"][-1])["error"]
+    assert error["code"] == code
+    return str(error["message"])
+
+
 WRONG_ANYWHERE: list[tuple[str, Any]] = [
     *[(name, value) for name in ("temperature", "top_p", "min_p", "presence_penalty") for value in ("1", True, [], {})],
     *[("temperature", value) for value in (-0.1, 2.1)],

@@ -25,7 +25,7 @@ from tests.helpers.chat_replies import check_spelling, fold, whole
 from tests.helpers.invariants import check_reply
 from tests.server import test_responses as responses
 from tests.server.conftest import MODEL, VOCAB_SIZE, Client, new_engine
-from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check
+from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check, check_failed
 from tests.server.test_named_ids import set_capabilities
 from tests.server.test_tool_calls import TOOLS, call
 
@@ -334,10 +334,10 @@ def test_a_reply_of_another_form(foreign: Client, said: str, form: dict[str, Any
     foreign.say(said)
     for options in ({}, SCORED):
         response = post(foreign, CHAT, response_format=form, stream=stream, **options)
-        assert problem in check(response, 500, None, "engine_error")
+        assert problem in check_failed(response, "engine_error", stream=stream)
     text_format = form if form is OBJECT else {"type": "json_schema", **FORM["json_schema"]}
     response = post(foreign, RESPONSES, text={"format": text_format}, stream=stream)
-    assert problem in check(response, 500, None, "engine_error")
+    assert problem in check_failed(response, "engine_error", stream=stream)
 
 
 def test_a_reply_that_is_cut(foreign: Client) -> None:
@@ -403,7 +403,8 @@ def test_reasoning_is_streamed_as_it_comes(thinker: Client) -> None:
     assert "no JSON" not in "".join(events)
     # Tags alone are nothing to show.
     thinker.say("<think>\n\n</think>\n\nno JSON")
-    check(post(thinker, CHAT, response_format=FORM, stream=True), 500, None, "engine_error")
+    response = post(thinker, CHAT, response_format=FORM, stream=True)
+    check_failed(response, "engine_error", stream=True)
 
 
 def test_responses(foreign: Client, thinker: Client) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 
 from neper.config import ServerConfig
@@ -42,13 +44,16 @@ def test_only_so_many_choices_wait(tokenizer: Tokenizer) -> None:
             assert client.http.post(CHAT, json=body(CHAT)).status_code == 200
         until(lambda: client.server.service.num_choices == 0)
         assert client.http.post(CHAT, json=body(CHAT, n=4)).status_code == 200
-        check(client.http.post(CHAT, json=body(CHAT, n=5)), 429, None, "rate_limit_exceeded")
+        # What never fits is no matter of waiting (case 92).
+        message = check(client.http.post(CHAT, json=body(CHAT, n=5)), 400, "n", "invalid_value")
+        assert "5 choices" in message
+        assert "more than 4" in message
 
 
 def test_an_engine_that_does_not_tell_its_size_leaves_the_queue_alone_as_the_bound(tokenizer: Tokenizer) -> None:
     with running(tokenizer, ServerConfig(max_waiting=3)) as client:
         assert client.http.post(CHAT, json=body(CHAT, n=3)).status_code == 200
-        check(client.http.post(CHAT, json=body(CHAT, n=4)), 429, None, "rate_limit_exceeded")
+        check(client.http.post(CHAT, json=body(CHAT, n=4)), 400, "n", "invalid_value")
 
 
 def test_a_full_queue_is_told_before_the_body_is_read(tokenizer: Tokenizer) -> None:
@@ -119,7 +124,9 @@ def test_requests_that_take_too_long(tokenizer: Tokenizer) -> None:
     with running(tokenizer, ServerConfig(request_timeout=0.2)) as client:
         client.say("Hello there")
         client.engine.hang_after = 0
-        check(client.http.post(CHAT, json=body(CHAT)), 500, None, "timeout")
+        late = client.http.post(CHAT, json=body(CHAT))
+        check(late, 500, None, "timeout")
+        assert late.headers["x-should-retry"] == "false"
         client.engine.hang_after = 1
         text = client.http.post(CHAT, json=body(CHAT, stream=True)).text
         assert '"code":"timeout"' in text
@@ -135,13 +142,11 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tokenizer: Tokenizer, mon
         with socket.create_connection(client.server._socket.getsockname(), timeout=SECONDS) as raw:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
             raw.sendall(b'content-length: 100\r\n\r\n{"prompt": ')
-            started = time.monotonic()
             reply = b""
             while b'"code"' not in reply:
                 reply += raw.recv(1000)
-        assert reply.startswith(b"HTTP/1.1 500 ")
-        assert b'"code":"timeout"' in reply
-        assert time.monotonic() - started > 0.15
+        assert reply.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"receive_timeout"' in reply
         until(lambda: client.server.service.num_requests == 0)
         client.complete()
 
@@ -189,3 +194,65 @@ def test_only_so_many_alternatives_are_listed_in_all(tokenizer: Tokenizer) -> No
         check(client.http.post(COMPLETIONS, json={**asked, **prompts}), 400, "prompt_logprobs")
         # Ordinary lists are bounded by choices and tokens.
         assert client.http.post(COMPLETIONS, json={**asked, "logprobs": 20, "max_tokens": 100}).status_code == 200
+
+
+@contextlib.contextmanager
+def half_sent(client: Client) -> Iterator[socket.socket]:
+    """A connection on which a request's body stops on the way."""
+    with socket.create_connection(client.server._socket.getsockname(), timeout=60) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        raw.sendall(b'content-length: 100\r\n\r\n{"prompt": ')
+        yield raw
+
+
+def everything(raw: socket.socket) -> bytes:
+    """What comes on a connection until its other end is closed."""
+    return b"".join(iter(lambda: raw.recv(10_000), b""))
+
+
+def test_case_92_a_body_that_stops_is_a_408_and_the_connection_ends(tokenizer: Tokenizer) -> None:
+    with running(tokenizer, ServerConfig(receive_timeout=0.1)) as client, half_sent(client) as raw:
+        reply = everything(raw)
+        assert reply.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"receive_timeout"' in reply
+        assert b"\r\nconnection: close\r\n" in reply
+        assert b"x-should-retry" not in reply
+        until(lambda: client.server.service.num_requests == 0)
+
+
+@pytest.mark.parametrize("name", ["content-encoding", "transfer-encoding"])
+def test_case_92_encoded_bodies_are_told_apart_from_broken_ones(client: Client, name: str) -> None:
+    value = "gzip" if name == "content-encoding" else "gzip, chunked"
+    with socket.create_connection(client.server._socket.getsockname(), timeout=60) as raw:
+        length = "content-length: 2\r\n" if name == "content-encoding" else ""
+        raw.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"{length}{name}: {value}\r\n\r\n".encode()
+            + (b"{}" if length else b"2\r\n{}\r\n0\r\n\r\n")
+        )
+        reply = everything(raw)
+    assert reply.startswith(b"HTTP/1.1 415 ")
+    assert b"gzip" in reply
+    assert client.http.post(COMPLETIONS, json=body(COMPLETIONS), headers={"content-encoding": "identity"}).is_success
+
+
+def test_case_92_the_sdk_does_not_repeat_what_ran_too_long(tokenizer: Tokenizer) -> None:
+    with running(tokenizer, ServerConfig(request_timeout=0.1)) as client:
+        client.say("Hello")
+        client.engine.hang_after = 0
+        with pytest.raises(openai.InternalServerError, match="longer than"):
+            client.sdk.with_options(max_retries=3).completions.create(model=MODEL, prompt="Hello")
+        assert len(client.engine.submitted) == 1
+
+
+def test_case_117_requests_that_do_not_arrive_do_not_keep_out_those_that_have(tokenizer: Tokenizer) -> None:
+    with running(tokenizer, ServerConfig(max_requests=2)) as client, half_sent(client) as first:
+        until(lambda: client.server.service.num_requests == 1)
+        with half_sent(client) as second:
+            until(lambda: client.server.service.num_requests == 2)
+            client.complete()
+            until(lambda: client.server.service.num_requests == 1)
+            assert first.recv(1000).startswith(b"HTTP/1.1 503 ")
+            client.complete()
+            second.sendall(b" " * 88 + b"}")
+            assert second.recv(1000).startswith(b"HTTP/1.1 400 ")  # not cut: it arrived, and is no JSON

@@ -18,7 +18,7 @@ from neper.server import reply_schemas
 from neper.types import LOGPROBS_MODES
 from tests.helpers.chat_replies import joined
 from tests.server.conftest import CHAT_TEMPLATE, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running, until
-from tests.server.test_errors import check
+from tests.server.test_errors import check, check_failed
 from tests.server.test_named_ids import set_capabilities
 
 PATH = "/v1/responses"
@@ -538,7 +538,7 @@ def test_a_template_that_refuses_names_the_input() -> None:
 def test_failures(client: Client) -> None:
     client.say("the answer is")
     client.engine.fail_after = 0
-    check(client.post(PATH, input="Hello", stream=True), 500, None, "engine_error")
+    assert check_failed(client.post(PATH, input="Hello", stream=True), "engine_error", stream=True) == "a row was NaN"
     client.engine.fail_after = 2
     check(client.post(PATH, input="Hello"), 500, None, "engine_error")
     response = client.post(PATH, input="Hello", stream=True, **INCLUDE)

@@ -141,7 +141,9 @@ def _generates(
         body.check()
         reply_id = new_id(prefix)
         generation = await start(service, body, reply_id)
-        await deliver(shape(service, body, generation, reply_id), Exchange.of(scope), receive, send)
+        reply = shape(service, body, generation, reply_id)
+        interval = service.config.stream_ping_interval
+        await deliver(reply, Exchange.of(scope), receive, send, interval=interval)
 
     return handle
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from neper.errors import InvalidRequestError, NeperError, RequestTooLargeError
+from neper.errors import InvalidRequestError, NeperError, RequestTooLargeError, UnsupportedMediaTypeError
 from neper.server.generation import ClientDisconnected
 
 Header = tuple[bytes, bytes]
@@ -21,6 +21,10 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+def has_body(scope: Scope) -> bool:
+    return header(scope, b"transfer-encoding") is not None or (header(scope, b"content-length") or b"0") != b"0"
+
+
 async def read_json(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
 
@@ -29,6 +33,12 @@ async def read_json(scope: Scope, receive: Receive, limit: int) -> bytes:
     content_type = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
     if content_type != b"application/json":
         raise InvalidRequestError("the request needs the header Content-Type: application/json")
+    for name, plain in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
+        encoding = (header(scope, name) or plain).strip().lower()
+        if encoding != plain:
+            raise UnsupportedMediaTypeError(
+                f"{name.decode().title()}: {encoding.decode('latin-1')} is not read here; send the JSON as it is"
+            )
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > limit:
         raise _too_large(limit)
@@ -60,12 +70,21 @@ async def send_body(
 
 
 async def send_error(send: Send, error: NeperError, *, headers: Sequence[Header] = ()) -> None:
-    extra = list(headers)
+    await send_json(send, error_json(error), status=error.status, headers=[*error_headers(error), *headers])
+
+
+def error_headers(error: NeperError) -> list[Header]:
+    """What an error says in headers."""
+    extra: list[Header] = []
     if error.retry_after is not None:
         extra.append((b"retry-after", b"%d" % error.retry_after))
     if error.status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
-    await send_json(send, error_json(error), status=error.status, headers=extra)
+    if error.status == 408:
+        extra.append((b"connection", b"close"))  # whatever comes late is no next request
+    if not error.retry_helps:
+        extra.append((b"x-should-retry", b"false"))  # clients retry each 500 and 408 otherwise
+    return extra
 
 
 def error_json(error: NeperError) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from starlette.types import Scope
@@ -19,11 +20,24 @@ class Exchange:
         status: of the reply; 0 while nothing was sent.
         prompt_tokens, generated_tokens: what was computed for it.
         error: what ended it, also where a stream's status was sent already.
+        arrived: its body is there whole.
+        cut_by: the error with which `cut` ended it.
     """
 
-    __slots__ = ("error", "first_results", "generated_tokens", "prompt_tokens", "request_id", "started", "status")
+    __slots__ = (
+        "_task",
+        "arrived",
+        "cut_by",
+        "error",
+        "first_results",
+        "generated_tokens",
+        "prompt_tokens",
+        "request_id",
+        "started",
+        "status",
+    )
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, *, arrived: bool = True) -> None:
         self.request_id = request_id
         self.started = time.monotonic()
         self.first_results: float | None = None
@@ -31,6 +45,15 @@ class Exchange:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.error: NeperError | None = None
+        self.arrived = arrived
+        self.cut_by: NeperError | None = None
+        self._task = asyncio.current_task()
+
+    def cut(self, error: NeperError) -> None:
+        """Cancel the task that answers it; the gate then answers with `error`."""
+        if self.cut_by is None and self._task is not None:
+            self.cut_by = error
+            self._task.cancel()
 
     def attach(self, scope: Scope) -> None:
         scope[_KEY] = self

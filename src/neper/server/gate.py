@@ -1,5 +1,5 @@
-"""The gate around all routes: request ids, the API key, how many requests at once and for how long, the log's line and
-the metrics of each, and every error in the API's own form.
+"""The gate around all routes: request ids, hosts, the API key, how many requests at once and for how long, the log's
+line and the metrics of each, and every error in the API's own form.
 
 Plain ASGI, since Starlette's BaseHTTPMiddleware would stand between a stream and the client's disconnect.
 """
@@ -25,11 +25,13 @@ from neper.errors import (
     MethodNotAllowedError,
     NeperError,
     NotFoundError,
+    ReceiveTimeoutError,
     RequestTimeoutError,
 )
-from neper.server.asgi import error_json, header, send_error
+from neper.server.asgi import error_json, has_body, header, send_error
 from neper.server.exchange import Exchange
 from neper.server.generation import ClientDisconnected
+from neper.server.hosts import AllowedHosts
 from neper.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 # They neither use the model nor say what it holds, and must answer when nothing else does.
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
 # A generation ends itself when its time is over. After this much more, whatever still holds a request up is cut: a
-# body that does not arrive, a client that does not read.
+# body that comes byte by byte, a client that does not read.
 CUT_SECONDS = 10.0
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
@@ -45,10 +47,11 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
 
 class Gate:
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        config = service.config
         self._app = app
         self._service = service
-        api_key = service.config.api_key
-        self._api_key = None if api_key is None else api_key.encode()
+        self._api_key = None if config.api_key is None else config.api_key.encode()
+        self._hosts = AllowedHosts(config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +60,7 @@ class Gate:
         request_id = header(scope, b"x-request-id") or b""
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = secrets.token_hex(16).encode()
-        exchange = Exchange(request_id.decode())
+        exchange = Exchange(request_id.decode(), arrived=not has_body(scope))
         exchange.attach(scope)
 
         async def send_with_id(message: Message) -> None:
@@ -67,12 +70,13 @@ class Gate:
             await send(message)
 
         try:
+            self._hosts.check(scope)
             if scope["path"] in OPEN_PATHS:
                 await self._app(scope, receive, send_with_id)
             else:
                 self._check_key(scope)
-                with self._service.request():
-                    await self._timed(scope, receive, send_with_id)
+                with self._service.request(exchange):
+                    await self._timed(exchange, scope, receive, send_with_id)
         except ClientDisconnected:
             log.debug("request %s: the client is gone", exchange.request_id)
         except Exception as error:
@@ -85,26 +89,41 @@ class Gate:
         finally:
             self._note(scope, exchange)
 
-    async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _timed(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         seconds = self._service.config.request_timeout
-        task = asyncio.current_task()
-        assert task is not None
-        cut = False
+        late = RequestTimeoutError(f"the request took longer than {seconds:g} seconds")
 
         def cut_off() -> None:
-            nonlocal cut
-            cut = True
-            task.cancel()
+            exchange.cut(late if exchange.arrived else ReceiveTimeoutError("the request's body did not arrive in time"))
 
         timer = asyncio.get_running_loop().call_later(seconds + CUT_SECONDS, cut_off)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, self._receiver(exchange, receive), send)
         except asyncio.CancelledError:
-            if not cut:
+            if exchange.cut_by is None:
                 raise
-            raise RequestTimeoutError(f"the request took longer than {seconds:g} seconds") from None
+            raise exchange.cut_by from None
         finally:
             timer.cancel()
+
+    def _receiver(self, exchange: Exchange, receive: Receive) -> Receive:
+        """`receive` that waits for a body no longer than it may."""
+        seconds = self._service.config.receive_timeout
+        error = ReceiveTimeoutError(f"nothing more of the request's body came for {seconds:g} seconds")
+
+        async def receive_in_time() -> Message:
+            if exchange.arrived:
+                return await receive()
+            timer = asyncio.get_running_loop().call_later(seconds, exchange.cut, error)
+            try:
+                message = await receive()
+            finally:
+                timer.cancel()
+            if not message.get("more_body", False):
+                self._service.arrived(exchange)
+            return message
+
+        return receive_in_time
 
     def _check_key(self, scope: Scope) -> None:
         if self._api_key is None:

@@ -47,7 +47,13 @@ class Operation(NamedTuple):
     open: bool = False
 
 
-_BODY = (errors.InvalidRequestError, errors.ModelNotFoundError, errors.RequestTooLargeError)
+_BODY = (
+    errors.InvalidRequestError,
+    errors.ModelNotFoundError,
+    errors.ReceiveTimeoutError,
+    errors.RequestTooLargeError,
+    errors.UnsupportedMediaTypeError,
+)
 _GENERATES = (*_BODY, errors.QueueFullError)
 _ALWAYS = (errors.OverloadedError, errors.InternalError)
 

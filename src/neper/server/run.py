@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import logging.config
@@ -18,6 +19,7 @@ import uvicorn
 
 import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig
+from neper.server.hosts import LOOPBACK
 from neper.server.listener import BACKLOG, base_url, bind, is_loopback, listen
 
 if TYPE_CHECKING:
@@ -46,12 +48,25 @@ def serve(engine_config: EngineConfig, line_config: LineEngineConfig, server_con
             logger.warning(
                 "listening on %s without --api-key: whoever reaches this port can use the model", server_config.host
             )
+        server_config = dataclasses.replace(
+            server_config, allowed_hosts=allowed_hosts(server_config, sock.getsockname()[0])
+        )
         backend: Backend
         if line_config.engine_command is not None:
             backend = LineBackend(line_config)
         else:
             backend = OwnBackend(engine_config, log_level=server_config.log_level)
         return _run(_serve(backend, server_config, sock))
+
+
+def allowed_hosts(config: ServerConfig, address: str) -> tuple[str, ...]:
+    """The hosts that a server at `address` answers for; none named = all.
+
+    Without a key, its being reachable from this machine alone is what protects a server on a loopback address.
+    """
+    if config.allowed_hosts or config.api_key is not None or not is_loopback(address):
+        return config.allowed_hosts
+    return tuple(dict.fromkeys((LOOPBACK, address, config.host)))
 
 
 def configure_logging(level: str) -> None:

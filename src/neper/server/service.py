@@ -12,8 +12,17 @@ import orjson
 
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
-from neper.errors import EngineError, ModelNotFoundError, NeperError, OverloadedError, QueueFullError, StartupError
+from neper.errors import (
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NeperError,
+    OverloadedError,
+    QueueFullError,
+    StartupError,
+)
 from neper.server.entries import Entries
+from neper.server.exchange import Exchange
 from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
 from neper.text.matcher import Grammars
@@ -67,8 +76,9 @@ class Service:
         self.metrics = Metrics(self)
         self.created = int(time.time())
         self.draining = False
-        self.num_requests = 0
         self.num_choices = 0
+        self._requests: set[Exchange] = set()
+        self._arriving: dict[Exchange, None] = {}  # those whose body is on its way, the oldest first
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -78,18 +88,42 @@ class Service:
         if name is not None and name != self.model_name:
             raise ModelNotFoundError(f"no model {name!r} here, only {self.model_name!r}", param="model")
 
+    @property
+    def num_requests(self) -> int:
+        """HTTP requests being answered."""
+        return len(self._requests)
+
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count an HTTP request as being answered. Raises OverloadedError when there are too many."""
+    def request(self, exchange: Exchange) -> Iterator[None]:
+        """Count an HTTP request as being answered.
+
+        Where there are as many as may be, the one whose body has been on its way for longest ends: a client that
+        sends nothing must not keep out one that has sent everything. Raises OverloadedError where all have arrived.
+        """
         if self.num_requests >= self.config.max_requests:
-            raise OverloadedError(
-                f"{self.num_requests} requests are being answered, as many as this server takes", retry_after=1
-            )
-        self.num_requests += 1
+            if not self._arriving:
+                raise OverloadedError(
+                    f"{self.num_requests} requests are being answered, as many as this server takes", retry_after=1
+                )
+            oldest = next(iter(self._arriving))
+            self._forget(oldest)
+            oldest.cut(OverloadedError("the server is full, and the body of this request had not come", retry_after=1))
+        self._requests.add(exchange)
+        if not exchange.arrived:
+            self._arriving[exchange] = None
         try:
             yield
         finally:
-            self.num_requests -= 1
+            self._forget(exchange)
+
+    def arrived(self, exchange: Exchange) -> None:
+        """The body of a request is there whole."""
+        exchange.arrived = True
+        self._arriving.pop(exchange, None)
+
+    def _forget(self, exchange: Exchange) -> None:
+        self._requests.discard(exchange)
+        self._arriving.pop(exchange, None)
 
     def check_available(self) -> None:
         """Raises OverloadedError while no new request can be taken at all."""
@@ -105,6 +139,11 @@ class Service:
         """
         self.check_available()
         limit = self.engine.capabilities.max_num_seqs + self.config.max_waiting
+        if size > max(limit, 1):
+            raise InvalidRequestError(
+                f"the request has {size} choices (prompts x n), but this server never takes more than {limit} at once",
+                param="n",
+            )
         if self.num_choices + size > limit:
             raise QueueFullError(
                 f"the queue is full: {self.num_choices} choices are in flight, and {size} more would exceed {limit}",

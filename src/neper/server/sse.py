@@ -1,7 +1,8 @@
 """Delivery of a generation: as server-sent events, or folded into one body.
 
-All deltas that are pending go out in one write. A client that leaves ends the generation at once, also while a write
-waits for it.
+A stream's headers go out once its request is queued, and a comment line whenever it was silent for a while: a proxy or
+a client may take silence for a dead connection. All deltas that are pending go out in one write. A client that leaves
+ends the generation at once, also while a write waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from starlette.types import Receive, Send
 
 from neper.errors import InternalError, NeperError
 from neper.server.asgi import send_json
-from neper.server.choice import Delta
 from neper.server.exchange import Exchange
 from neper.server.generation import ClientDisconnected, Generation
 from neper.server.reply import Reply
@@ -30,19 +30,23 @@ _HEADERS = [
 ]
 
 
-async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send: Send) -> None:
-    """Run the generation and send its reply. Raises what went wrong before anything was sent."""
+_COMMENT = b": waiting\n\n"
+
+
+async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send: Send, *, interval: float) -> None:
+    """Run the generation and send its reply. Raises what went wrong before anything was sent.
+
+    Args:
+        interval: seconds of silence after which a stream sends a comment; 0 = never.
+    """
     generation = reply.generation
     generation.start()
     watcher = asyncio.create_task(_watch(receive, generation))
     try:
-        # Nothing is sent before the first delta, so that an early failure still has its own HTTP status.
-        deltas = await generation.next_deltas()
-        exchange.first_results = time.monotonic()
         if reply.request.stream:
-            exchange.error = await _stream(reply, deltas, send)
+            exchange.error = await _stream(reply, exchange, send, interval)
         else:
-            await send_json(send, await _fold(reply, deltas))
+            await send_json(send, await _fold(reply, exchange))
     finally:
         watcher.cancel()
         generation.close()
@@ -50,7 +54,9 @@ async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send:
         exchange.prompt_tokens, exchange.generated_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-async def _fold(reply: Reply[Any], deltas: list[Delta]) -> bytes:
+async def _fold(reply: Reply[Any], exchange: Exchange) -> bytes:
+    deltas = await reply.generation.next_deltas()
+    exchange.first_results = time.monotonic()
     while deltas:
         for delta in deltas:
             if delta.first:
@@ -60,44 +66,70 @@ async def _fold(reply: Reply[Any], deltas: list[Delta]) -> bytes:
     return reply.body()
 
 
-async def _stream(reply: Reply[Any], deltas: list[Delta], send: Send) -> NeperError | None:
-    """Send events from the first deltas on; returns the error that ended them, which they tell as well."""
+async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: float) -> NeperError | None:
+    """Send all events; returns the error that ended them, which they tell as well."""
     failure: NeperError | None = None
     finished: set[int] = set()
+    # Clients measure the time to the first token by the first event, so it comes with that and not before.
     events: list[bytes] = []
-    started = False
+    begun = False
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    silence = _Silence(send, interval)
     try:
+        deltas = await reply.generation.next_deltas()
+        exchange.first_results = time.monotonic()
         while deltas:
             for delta in deltas:
                 if delta.first:
                     await reply.open(delta)
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                if not begun:
                     events.append(reply.begin())
-                    started = True
+                    begun = True
                 events.append(reply.event(delta))
                 if delta.finish_reason is not None:
                     finished.add(delta.index)
             body = b"".join(events)
             events.clear()
             if body:
+                silence.broken = True
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             deltas = await reply.generation.next_deltas()
         events.append(reply.end())
     except ClientDisconnected:
         raise
     except Exception as error:
-        if not started:
-            raise
         if not isinstance(error, NeperError):
             log.exception("a stream failed")
             error = InternalError("internal error")
         failure = error
         reply.generation.close()
         unfinished = [choice.index for choice in reply.generation.choices if choice.index not in finished]
+        if not begun:
+            events.append(reply.begin())
         events.append(reply.broken(error, unfinished))
+    finally:
+        silence.close()
     await send({"type": "http.response.body", "body": b"".join([*events, reply.done]), "more_body": False})
     return failure
+
+
+class _Silence:
+    """Sends a comment for every `interval` in which `broken` was not set."""
+
+    def __init__(self, send: Send, interval: float) -> None:
+        self.broken = False
+        self._task = asyncio.create_task(self._break(send, interval)) if interval else None
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _break(self, send: Send, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            if not self.broken:
+                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+            self.broken = False
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:
