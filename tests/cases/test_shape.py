@@ -20,13 +20,15 @@ ITEM = {"token", "logprob", "bytes"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_case_17_zero_is_the_sampled_token_alone(tiny: RealServer, stream: bool) -> None:
+def test_case_17_and_101_zero_is_the_sampled_token_alone(tiny: RealServer, stream: bool) -> None:
     for echo in (False, True):
         for n in (1, 3):
             body: Json = {"logprobs": 0, "echo": echo, "n": n, "max_tokens": 5, "seed": 1, "stream": stream}
             for choice in tiny.full(COMPLETIONS, **body, return_token_ids=True)["choices"]:
                 arrays = choice["logprobs"]
-                assert arrays["top_logprobs"] is None
+                pairs = zip(arrays["tokens"], arrays["token_logprobs"], strict=True)
+                alone = [{token: value} for token, value in pairs]
+                assert arrays["top_logprobs"] == ([None, *alone[1:]] if echo else alone)
                 ids = [*(choice["prompt_token_ids"] if echo else ()), *choice["token_ids"]]
                 assert len(arrays["tokens"]) == len(arrays["token_logprobs"]) == len(arrays["text_offset"]) == len(ids)
                 assert all(value < 0 for value in arrays["token_logprobs"][int(echo) :])
@@ -38,6 +40,7 @@ def test_case_17_zero_is_the_sampled_token_alone(tiny: RealServer, stream: bool)
 @pytest.mark.parametrize("given", [{}, {"top_logprobs": None}, {"top_logprobs": 0}], ids=str)
 def test_case_18_logprobs_without_alternatives(tiny: RealServer, given: Json, stream: bool) -> None:
     body: Json = {"logprobs": True, **given, "max_tokens": 6, "seed": 3, "stream": stream}
+    tiny.full(CHAT, **body)  # equal bits are of equally warm caches
     reply = tiny.full(CHAT, **body)
     check_reply("chat", body, reply)
     entries = reply["choices"][0]["logprobs"]["content"]

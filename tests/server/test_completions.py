@@ -129,7 +129,7 @@ def test_legacy_tokens_keys_and_offsets(client: Client) -> None:
 def test_zero_logprobs_is_the_sampled_token_alone(client: Client) -> None:
     client.say("Hello")
     arrays = client.complete(logprobs=0)["choices"][0]["logprobs"]
-    assert arrays["top_logprobs"] is None
+    assert arrays["top_logprobs"] == [{t: v} for t, v in zip(arrays["tokens"], arrays["token_logprobs"], strict=True)]
     assert arrays["tokens"] == ["Hello", "<|im_end|>"]
     assert len(arrays["token_logprobs"]) == 2
     assert client.complete(logprobs=None)["choices"][0]["logprobs"] is None
@@ -290,7 +290,7 @@ def test_all_ids_are_listed_where_there_is_no_cap(client: Client) -> None:
 def test_a_gap_between_two_texts_is_not_filled(client: Client) -> None:
     message = check(client.post(PATH, prompt="x", suffix="y"), 400, "suffix", "unsupported")
     assert "suffix is not supported" in message
-    check(client.post(PATH, prompt="x", suffix=""), 400, "suffix", "unsupported")
+    assert client.post(PATH, prompt="x", suffix="").status_code == 200
     assert client.complete("x", suffix=None)["choices"][0]["finish_reason"] == "stop"
 
 

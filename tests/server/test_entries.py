@@ -79,7 +79,7 @@ def test_legacy_arrays(tokenizer: Tokenizer, seed: int, k: int) -> None:
     detokenizer = Detokenizer(tokenizer)
     tokens = detokenizer.step(ids) + detokenizer.flush()
     entries = Entries(tokenizer)
-    written = entries.legacy(tokens, ids, read_scores(rows, k), k, dicts=k > 0, offset=5)
+    written = entries.legacy(tokens, ids, read_scores(rows, k), k, offset=5)
     arrays = json.loads(written.json())
 
     def label(text: str, data: bytes, held: bytes) -> str:
@@ -95,8 +95,6 @@ def test_legacy_arrays(tokenizer: Tokenizer, seed: int, k: int) -> None:
         assert arrays["text_offset"][place] == offset
         offset += len(token.text)
         assert arrays["token_logprobs"][place] == float(str(value))
-        if k == 0:
-            continue
         best: dict[str, float] = {}
         for i, v in zip(rows.top_ids[place].tolist(), rows.top_logprobs[place], strict=True):
             if i >= 0:
@@ -105,7 +103,7 @@ def test_legacy_arrays(tokenizer: Tokenizer, seed: int, k: int) -> None:
         if token_id not in rows.top_ids[place]:
             best.setdefault(own, float(str(value)))
         assert arrays["top_logprobs"][place] == best
-    assert (arrays["top_logprobs"] is None) == (k == 0)
+    assert len(arrays["top_logprobs"]) == len(ids)
 
 
 def test_legacy_arrays_join(tokenizer: Tokenizer) -> None:
@@ -113,16 +111,13 @@ def test_legacy_arrays_join(tokenizer: Tokenizer) -> None:
     tokens = Detokenizer(tokenizer).step(ids)
     entries = Entries(tokenizer)
     scored = read_scores(rows, 3)
-    whole = entries.legacy(tokens, ids[: len(tokens)], scored[: len(tokens)], 3, dicts=True, offset=0)
+    whole = entries.legacy(tokens, ids[: len(tokens)], scored[: len(tokens)], 3, offset=0)
     half = len(tokens) // 2
-    first = entries.legacy(tokens[:half], ids[:half], scored[:half], 3, dicts=True, offset=0)
+    first = entries.legacy(tokens[:half], ids[:half], scored[:half], 3, offset=0)
     offset = sum(len(token.text) for token in tokens[:half])
-    second = entries.legacy(
-        tokens[half:], ids[half : len(tokens)], scored[half : len(tokens)], 3, dicts=True, offset=offset
-    )
-    assert LegacyArrays.join([first, second], dicts=True) == whole
-    assert json.loads(LegacyArrays.join([], dicts=True).json())["top_logprobs"] == []
-    assert json.loads(LegacyArrays.join([], dicts=False).json())["top_logprobs"] is None
+    second = entries.legacy(tokens[half:], ids[half : len(tokens)], scored[half : len(tokens)], 3, offset=offset)
+    assert LegacyArrays.join([first, second]) == whole
+    assert json.loads(LegacyArrays.join([]).json())["top_logprobs"] == []
 
 
 def test_a_legacy_token_is_a_key_of_its_own_dict(tokenizer: Tokenizer) -> None:
@@ -131,14 +126,14 @@ def test_a_legacy_token_is_a_key_of_its_own_dict(tokenizer: Tokenizer) -> None:
     rows = PackedRows.pack([word], [-1.0], [1], [[word, other, space]], [[-1.0, -2.0, -3.0]])
     # A stop string left only the space, which is another token's text as well.
     cut = [TextToken(0, " ", b" ", b"", True)]
-    arrays = json.loads(Entries(tokenizer).legacy(cut, [word], read_scores(rows), 3, dicts=True, offset=0).json())
+    arrays = json.loads(Entries(tokenizer).legacy(cut, [word], read_scores(rows), 3, offset=0).json())
     assert arrays["tokens"] == [" "]
     assert arrays["top_logprobs"] == [{" ": -1.0, "H": -2.0}]
     # A stop token is in no text, and this one is no whole character.
     part = next(i for i in range(330) if tokenizer.token_bytes(i) == b"\xf0")
     rows = PackedRows.pack([part], [-1.0], [1], [[part, other]], [[-1.0, -2.0]])
     hidden = [TextToken(0, "", b"\xf0", b"", False)]
-    arrays = json.loads(Entries(tokenizer).legacy(hidden, [part], read_scores(rows), 2, dicts=True, offset=0).json())
+    arrays = json.loads(Entries(tokenizer).legacy(hidden, [part], read_scores(rows), 2, offset=0).json())
     assert arrays["tokens"] == ["bytes:\\xf0"]
     assert arrays["top_logprobs"] == [{"bytes:\\xf0": -1.0, "H": -2.0}]
 

@@ -115,9 +115,11 @@ def test_failures(client: Client, checked: httpx.Client) -> None:
 
 
 def test_small_endpoints(checked: httpx.Client) -> None:
-    for path in ("/v1/models", f"/v1/models/{MODEL}", "/tokenizer_info", "/health", "/metrics", "/openapi.json"):
+    paths = ("/v1/models", f"/v1/models/{MODEL}", "/tokenizer_info", "/health", "/metrics", "/openapi.json")
+    for path in (*paths, "/ping", "/version"):
         assert checked.get(path).status_code == 200
-    assert checked.post("/tokenize", json={"prompt": "Hello"}).status_code == 200
+    for strs in (False, True):
+        assert checked.post("/tokenize", json={"prompt": "Hello", "return_token_strs": strs}).status_code == 200
     assert checked.post("/detokenize", json={"tokens": [5]}).status_code == 200
     assert checked.get("/v1/models/other").status_code == 404
 

@@ -288,8 +288,7 @@ def test_effort(qwen: Client, client: Client) -> None:
     assert prompt(qwen).endswith("</think>\n\n")
     client.say("Hi")
     respond(client, reasoning={"effort": "none", "summary": None})
-    message = check(client.post(PATH, input="x", reasoning={"effort": "low"}), 400, "reasoning", "unsupported")
-    assert message.startswith("reasoning.effort")
+    respond(client, reasoning={"effort": "low"})  # a hint that this model cannot take
 
 
 PART = {"type": "input_text", "text": "Hello"}

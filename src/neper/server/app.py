@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
 from neper.server.asgi import header, read_json, send_body, send_json
@@ -86,6 +87,8 @@ def create_app(
             route("/detokenize", "POST", detokenize),
             route("/tokenizer_info", "GET", tokenizer_info),
             route("/health", "GET", _health),
+            route("/ping", "GET", _health),
+            route("/version", "GET", _version),
             route("/metrics", "GET", _metrics),
             route("/openapi.json", "GET", openapi),
         ],
@@ -170,6 +173,10 @@ def _model_object(service: Service) -> JsonObject:
 async def _health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     service.check_available()
     await send_json(send, b'{"status":"ok"}')
+
+
+async def _version(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, orjson.dumps({"version": neper.__version__}))
 
 
 async def _metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

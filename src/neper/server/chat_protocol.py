@@ -21,6 +21,7 @@ class ContentPart(Strict):
     input_audio: Any = None
     file: Any = None
     refusal: Any = None
+    cache_control: Any = None
 
     later: ClassVar[tuple[str, ...]] = ("image_url", "input_audio", "file", "refusal")
 
@@ -33,24 +34,36 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
+    """`index` is what a stream numbers it with."""
+
     id: str
-    type: Literal["function"]
     function: FunctionCall
+    type: Literal["function"] | None = None
+    index: int | None = None
 
 
 class Message(Strict):
+    """`reasoning` is another name of `reasoning_content`."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: Any = None
     audio: Any = None
     annotations: Any = None
     function_call: Any = None
+    cache_control: Any = None
 
-    later: ClassVar[tuple[str, ...]] = ("refusal", "audio", "annotations", "function_call")
+    later: ClassVar[tuple[str, ...]] = ("refusal", "audio", "function_call")
+    neutral: ClassVar[dict[str, Any]] = {"annotations": []}
+
+    @property
+    def told_reasoning(self) -> str | None:
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def check(self, where: str) -> None:
         self.refuse_later_fields("messages")
@@ -63,15 +76,13 @@ class Message(Strict):
         if self.role == "function":
             raise UnsupportedError(f"{where}: role 'function' is not supported, only 'tool'", param="messages")
         if self.role != "assistant":
-            for name in ("tool_calls", "reasoning_content"):
-                if getattr(self, name) is not None:
+            for name in ("tool_calls", "reasoning_content", "reasoning"):
+                if getattr(self, name):
                     raise InvalidRequestError(f"{where}: only the assistant has {name}", param="messages")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise InvalidRequestError(
                 f"{where}: messages of role 'tool', and no others, have a tool_call_id", param="messages"
             )
-        if self.tool_calls == []:
-            raise InvalidRequestError(f"{where}: tool_calls is empty; leave it out", param="messages")
 
 
 class Function(Strict):
@@ -87,6 +98,7 @@ class Tool(Strict):
     type: str
     function: Function | None = None
     custom: Any = None
+    cache_control: Any = None
 
 
 class NamedFunction(Strict):
@@ -106,32 +118,38 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Positive | None = None
     logprobs: bool | int | None = None
     top_logprobs: TopLogprobs | None = None
-    echo: bool | None = None
+    echo: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
-    modalities: list[str] | None = None
-    # Known, for later.
+    modalities: Any = None
+    verbosity: Any = None  # a hint
     functions: Any = None
     function_call: Any = None
-    verbosity: Any = None
+    add_special_tokens: Any = None
+    # Known, for later.
     audio: Any = None
     prediction: Any = None
     web_search_options: Any = None
 
     later: ClassVar[tuple[str, ...]] = (
         *GenerationBody.later,
-        "functions",
-        "function_call",
-        "verbosity",
         "audio",
         "prediction",
         "web_search_options",
     )
+    neutral: ClassVar[dict[str, Any]] = {
+        **GenerationBody.neutral,
+        "echo": False,
+        "modalities": ["text"],
+        "functions": [],
+        "function_call": "none",
+        "add_special_tokens": False,
+    }
 
     def check(self) -> None:
         super().check()
@@ -139,12 +157,6 @@ class ChatBody(GenerationBody):
             raise InvalidRequestError("messages must be a list of at least one message", param="messages")
         for place, message in enumerate(self.messages):
             message.check(f"messages[{place}]")
-        if self.echo:
-            raise UnsupportedError("echo is not supported in chat", param="echo")
-        if self.modalities not in (None, ["text"]):
-            raise UnsupportedError('modalities: only ["text"] is supported', param="modalities")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise InvalidRequestError("max_tokens and max_completion_tokens differ; give one", param="max_tokens")
         if self.add_generation_prompt and self.continue_final_message:
             raise InvalidRequestError(
                 "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
@@ -180,7 +192,7 @@ class ChatBody(GenerationBody):
 
     def functions_shown(self) -> list[Function]:
         """The functions that the model is told of: none with tool_choice "none"."""
-        if self.tools is None or self.tool_choice == "none":
+        if not self.tools or self.tool_choice == "none":
             return []
         return [tool.function for tool in self.tools if tool.function is not None]
 
@@ -193,7 +205,7 @@ class ChatBody(GenerationBody):
 
     def _check_tools(self) -> None:
         choice = self.tool_choice
-        if self.tools is None:
+        if not self.tools:
             if choice not in (None, "none", "auto"):
                 raise InvalidRequestError("tool_choice needs tools", param="tool_choice")
             return

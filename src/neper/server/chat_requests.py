@@ -64,9 +64,7 @@ def _template_kwargs(service: Service, body: ChatBody) -> JsonObject:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort == "none":
         kwargs["enable_thinking"] = False
-    elif body.reasoning_effort is not None:
-        if service.reasoning_tags is None:
-            raise UnsupportedError("reasoning_effort: this model does not reason", param="reasoning_effort")
+    elif body.reasoning_effort is not None and service.reasoning_tags is not None:
         kwargs["reasoning_effort"] = body.reasoning_effort
     functions = body.functions_shown()
     if functions:
@@ -179,14 +177,16 @@ def _message(message: Message) -> JsonObject:
         content = [{"type": part.type, "text": part.text} for part in content]
     # OpenAI's newer name for the system role, which templates do not know.
     plain: JsonObject = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    for name in ("name", "reasoning_content", "tool_call_id"):
+    for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             plain[name] = getattr(message, name)
-    if message.tool_calls is not None:
+    if (reasoning := message.told_reasoning) is not None:
+        plain["reasoning_content"] = reasoning
+    if message.tool_calls:
         plain["tool_calls"] = [
             {
                 "id": call.id,
-                "type": call.type,
+                "type": "function",
                 "function": {"name": call.function.name, "arguments": call.function.arguments},
             }
             for call in message.tool_calls

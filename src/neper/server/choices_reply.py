@@ -23,7 +23,7 @@ INLINE_PROMPT_TOKENS = 1000
 
 
 class ChoicesReply(Reply[Body]):
-    """A reply of choices. `head` and `tail` are what stands around the choices in a chunk, ready-made."""
+    """A reply of choices. `head` and `tail` are what stands around the choices in a chunk."""
 
     kind = ""
     chunk_kind = ""
@@ -32,7 +32,13 @@ class ChoicesReply(Reply[Body]):
     def __init__(self, service: Service, body: Body, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
         self.head = b"data: " + orjson.dumps(self._envelope(self.chunk_kind))[:-1] + b',"choices":['
-        self.tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
+        self._tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
+
+    @property
+    def tail(self) -> bytes:
+        if self.request.continuous_usage:
+            return b',"usage":' + orjson.dumps(self.generation.usage()) + b"}\n\n"
+        return self._tail
 
     async def open(self, delta: Delta) -> None:
         choice = self.generation.choices[delta.index]

@@ -39,7 +39,6 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         # Of a named set all of it is listed, but of a prompt always the top N.
         self._k = generation.choices[0].request.num_listed(vocab_size)
         self._prompt_k = None if body.logprobs is None else listed_places(body.logprobs, vocab_size)
-        self._dicts = bool(self._k)
         self._n = body.n or 1
         self._states = [_State() for _ in generation.choices]
 
@@ -59,7 +58,6 @@ class CompletionReply(ChoicesReply[CompletionBody]):
                 prompt.token_ids,
                 prompt_scores(choice, self._prompt_k),
                 self._prompt_k,
-                dicts=self._dicts,
                 offset=0,
                 begin=begin,
                 ids_as_text=self.ids_as_text,
@@ -121,7 +119,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         scored = self._states[index - index % self._n]
         pieces = [scored.echo_logprobs, *state.pieces] if scored.echo_logprobs is not None else state.pieces
         scored_choice = self.generation.choices[index].scored
-        logprobs = _logprobs(LegacyArrays.join(pieces, dicts=self._dicts)) if scored_choice else None
+        logprobs = _logprobs(LegacyArrays.join(pieces)) if scored_choice else None
         choice: JsonObject = {
             "index": index,
             "text": "".join(state.text),
@@ -145,7 +143,6 @@ class CompletionReply(ChoicesReply[CompletionBody]):
             [score.words[0] for score in scored],
             scored,
             self._k,
-            dicts=self._dicts,
             offset=state.offset,
             begin=delta.begin,
             ids_as_text=self.ids_as_text,

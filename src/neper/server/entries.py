@@ -32,30 +32,19 @@ class FragmentTable(dict[int, bytes]):
 
 
 class LegacyArrays(NamedTuple):
-    """Pieces of the four parallel arrays of the completions endpoint; `top_logprobs` is None where none is wanted."""
+    """Pieces of the four parallel arrays of the completions endpoint."""
 
     tokens: bytes
     token_logprobs: bytes
-    top_logprobs: bytes | None
+    top_logprobs: bytes
     text_offset: bytes
 
     def json(self) -> bytes:
-        top = b"null" if self.top_logprobs is None else b"[" + self.top_logprobs + b"]"
-        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":%b,"text_offset":[%b]}' % (
-            self.tokens,
-            self.token_logprobs,
-            top,
-            self.text_offset,
-        )
+        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % self
 
     @staticmethod
-    def join(pieces: Sequence[LegacyArrays], *, dicts: bool) -> LegacyArrays:
-        return LegacyArrays(
-            b",".join([piece.tokens for piece in pieces]),
-            b",".join([piece.token_logprobs for piece in pieces]),
-            b",".join([piece.top_logprobs or b"" for piece in pieces]) if dicts else None,
-            b",".join([piece.text_offset for piece in pieces]),
-        )
+    def join(pieces: Sequence[LegacyArrays]) -> LegacyArrays:
+        return LegacyArrays(*map(b",".join, zip(*pieces, strict=True))) if pieces else LegacyArrays(b"", b"", b"", b"")
 
 
 class Entries:
@@ -117,14 +106,13 @@ class Entries:
         scored: Sequence[ScoreText],
         k: int,
         *,
-        dicts: bool,
         offset: int,
         begin: int = -1,
         ids_as_text: bool = False,
     ) -> LegacyArrays:
         """The parallel arrays of all tokens, invisible ones too; the first text begins at character `offset`.
 
-        With `dicts` there are `top_logprobs`: of each token its `k` alternatives and itself.
+        The dict of a token holds its `k` alternatives and itself.
         `scored` may be shorter than `tokens`: those before the first (the prompt's first) have null scores.
         """
         table = self._legacy_ids if ids_as_text else self._legacy
@@ -141,8 +129,6 @@ class Entries:
                 continue
             words, values = scored[place - unscored]
             logprobs.append(values[0])
-            if not dicts:
-                continue
             ids = listed_ids(words, k)
             if ids_as_text or not (token.held or place == begin):
                 keys = [table[i] for i in ids]
@@ -163,9 +149,7 @@ class Entries:
                         best[key] = value
                 keys, values = list(best), list(best.values())
             tops.append(b"{%b}" % _interleave(keys, values)[1:])
-        return LegacyArrays(
-            b",".join(labels), b",".join(logprobs), b",".join(tops) if dicts else None, b",".join(offsets)
-        )
+        return LegacyArrays(b",".join(labels), b",".join(logprobs), b",".join(tops), b",".join(offsets))
 
     def prompt(self, tokens: Sequence[TextToken], scored: Sequence[ScoreText], k: int, *, begin: int = -1) -> bytes:
         """The `prompt_logprobs` list: null, then `{id: {decoded_token, logprob, rank}}`, the actual token first.

@@ -37,7 +37,7 @@ from neper.server.service import Service
 log = logging.getLogger(__name__)
 
 # They neither use the model nor say what it holds, and must answer when nothing else does.
-OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/openapi.json"})
 # A generation ends itself when its time is over. After this much more, whatever still holds a request up is cut: a
 # body that comes byte by byte, a client that does not read.
 CUT_SECONDS = 10.0

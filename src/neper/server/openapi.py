@@ -102,6 +102,8 @@ OPERATIONS = (
         raises=(errors.OverloadedError,),
         open=True,
     ),
+    Operation("get", "/ping", "As /health", replies.Health, raises=(errors.OverloadedError,), open=True),
+    Operation("get", "/version", "neper's version", replies.Version),
     Operation("get", "/metrics", "Metrics for Prometheus", None, open=True),
     Operation("get", "/openapi.json", "This document", None, open=True),
 )

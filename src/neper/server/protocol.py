@@ -1,12 +1,13 @@
 """Request bodies: their fields, types and plain bounds, decoded strictly (true, 1.0 and "5" are no integers).
 
 Every field may be null, which equals absent, so every default here is None and the real default is chosen where the
-field is used. Fields listed as `later` are known but not implemented: anything but null is refused, never ignored.
+field is used. Fields listed as `later` are known but not implemented: anything but null is refused, never ignored. Of
+those in `neutral` one other value is taken: that which changes nothing here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -37,7 +38,10 @@ BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], M
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+    neutral: ClassVar[dict[str, Any]] = {"include_obfuscation": False}
 
 
 class GenerationBody(Strict):
@@ -71,19 +75,39 @@ class GenerationBody(Strict):
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # These cannot change the answer.
+    # Hints: they cannot change the answer, or only wish for it, and are taken without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Any = None
+    client_metadata: Any = None
+    cache_control: Any = None
+    # Other servers', with the only value of each that changes nothing here.
+    priority: Any = None
+    spaces_between_special_tokens: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    early_stopping: Any = None
+    typical_p: Any = None
+    include_reasoning: Any = None
+
+    neutral: ClassVar[dict[str, Any]] = {
+        "store": False,
+        "priority": 0,
+        "spaces_between_special_tokens": True,
+        "use_beam_search": False,
+        "length_penalty": 1,
+        "early_stopping": False,
+        "typical_p": 1,
+        "include_reasoning": True,
+    }
 
     def check(self) -> None:
         """Refuse what is known but not implemented, and fields that contradict each other."""
         self.refuse_later_fields()
-        if self.store:
-            raise UnsupportedError("store: true is not supported: this server keeps nothing", param="store")
         if self.allowed_token_ids is not None and self.logprob_token_ids is not None:
             raise InvalidRequestError(
                 "logprob_token_ids and allowed_token_ids exclude each other: allowed ids are listed anyway",
@@ -91,8 +115,6 @@ class GenerationBody(Strict):
             )
         if self.stream_options is not None:
             self.stream_options.refuse_later_fields("stream_options")
-            if self.stream_options.include_obfuscation:
-                raise UnsupportedError("include_obfuscation: true is not supported", param="stream_options")
             if not self.stream:
                 raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -105,7 +127,13 @@ class GenerationBody(Strict):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        options = self.stream_options
+        return options is not None and bool(options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Every chunk of a stream tells the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(GenerationBody):
@@ -115,6 +143,9 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: Positive | None = None
     suffix: str | None = None
+    add_special_tokens: Any = None
+
+    neutral: ClassVar[dict[str, Any]] = {**GenerationBody.neutral, "suffix": "", "add_special_tokens": True}
 
     def check(self) -> None:
         super().check()
@@ -122,16 +153,12 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError("prompt is missing", param="prompt")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise UnsupportedError("best_of is not supported unless it equals n", param="best_of")
-        if self.suffix is not None:
-            raise UnsupportedError(
-                "suffix is not supported: a prompt is continued here, a gap between two texts is not filled",
-                param="suffix",
-            )
 
 
 class TokenizeBody(Strict):
     prompt: str
     add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
     model: str | None = None
 
 

@@ -162,11 +162,11 @@ class ChatChunk(Schema):
 
 
 class CompletionLogprobs(Schema):
-    """Arrays of equal length, a place a token; `top_logprobs` is null where no alternatives were asked for."""
+    """Arrays of equal length, a place a token."""
 
     tokens: list[str]
     token_logprobs: list[Logprob | None]
-    top_logprobs: list[dict[str, Logprob] | None] | None
+    top_logprobs: list[dict[str, Logprob] | None]
     text_offset: list[Count]
 
 
@@ -388,9 +388,13 @@ class ModelList(Schema):
     data: list[Model]
 
 
-class Tokens(Schema):
+class Tokens(Schema, kw_only=True):
+    """`token_strs`: the text of each token alone, where it was asked for."""
+
     tokens: list[TokenId]
     count: Count
+    max_model_len: Count
+    token_strs: list[str] | UnsetType = UNSET
 
 
 class Text(Schema):
@@ -419,6 +423,10 @@ class TokenizerInfo(Schema):
     special_tokens: list[SpecialToken]
     adds_bos: bool
     chat_template: str | dict[str, str] | None
+
+
+class Version(Schema):
+    version: str
 
 
 class Health(Schema):

@@ -10,13 +10,21 @@ from neper.server.asgi import read_json, send_json
 from neper.server.protocol import DetokenizeBody, TokenizeBody
 from neper.server.service import Service
 from neper.server.strict import decode_body
+from neper.types import JsonObject
 
 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), TokenizeBody)
     service.check_model(body.model)
     tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    await send_json(send, orjson.dumps({"tokens": tokens, "count": len(tokens)}))
+    reply: JsonObject = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": service.engine.capabilities.max_model_len,
+    }
+    if body.return_token_strs:
+        reply["token_strs"] = [service.tokenizer.token_text(token_id) for token_id in tokens]
+    await send_json(send, orjson.dumps(reply))
 
 
 async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
