@@ -277,14 +277,6 @@ def test_what_changes_nothing_is_taken(qwen: Client) -> None:
     assert qwen.engine.submitted[-1].sampling.grammar == qwen.engine.submitted[-2].sampling.grammar
 
 
-def test_a_model_without_tools(client: Client) -> None:
-    client.say("Hi")
-    response = client.post(PATH, messages=USER, tools=TOOLS)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, "tools", "unsupported")
-    client.chat(tools=TOOLS, tool_choice="none")
-
-
 def test_the_parser_can_be_named() -> None:
     tokenizer = byte_level_tokenizer(template="{{ messages[0].content }}{% if tools %}tools{% endif %}")
     with running(tokenizer, ServerConfig(tool_call_parser="mistral")) as client:

@@ -18,7 +18,7 @@ from neper.text.grammar import after_reasoning, tool_calls
 from neper.text.matcher import Grammars
 from neper.text.message import MessageParser
 from neper.text.reasoning import REASONING_PARSERS, REASONING_TAGS, reasoning_tags
-from neper.text.tools import TOOL_CALL_PARSERS, TOOL_FORMATS, tool_format
+from neper.text.tools import PLAIN_FORM, TOOL_CALL_PARSERS, TOOL_FORMATS, tool_format
 from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.helpers.random_tokens import Fields, parse, slices, text_tokens
 from tests.server.conftest import byte_level_tokenizer
@@ -133,8 +133,13 @@ def test_the_form_of_a_model(template: str, tags: list[str], form: str | None) -
     assert tool_format(tokenizer) == (form and TOOL_FORMATS[form])
     assert tool_format(tokenizer, "none") is None
     for name in TOOL_FORMATS:
-        # A template that shows no tools cannot be made to.
-        assert tool_format(tokenizer, name) == (TOOL_FORMATS[name] if "tools" in template else None)
+        if "tools" in template:
+            assert tool_format(tokenizer, name) == TOOL_FORMATS[name]
+        elif TOOL_FORMATS[name] == PLAIN_FORM:
+            assert tool_format(tokenizer, name) is None
+        else:  # a template that shows no tools cannot be made to
+            with pytest.raises(StartupError, match="shows no tools"):
+                tool_format(tokenizer, name)
     with pytest.raises(StartupError, match=re.escape(", ".join(TOOL_CALL_PARSERS))):
         tool_format(tokenizer, "other")
 

@@ -185,5 +185,5 @@ def _part_delta(part: Part) -> bytes:
 
 
 def new_call_id() -> str:
-    """What a call is known by, for its result."""
+    """A new id of a call, by which its result names it."""
     return f"call_{secrets.token_hex(12)}"

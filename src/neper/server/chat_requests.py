@@ -15,6 +15,7 @@ from neper.server.structured import constraint_of
 from neper.text.grammar import Constraint, after_reasoning, tool_calls
 from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
+from neper.text.plain_tools import with_plain_tools
 from neper.text.reasoning import ReasoningTags
 from neper.text.tools import ToolFormat
 from neper.text.validated_json import JsonParser
@@ -36,7 +37,7 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
     continues = bool(body.continue_final_message)
     generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     token_ids = await service.encode_chat(
-        [_message(message) for message in body.messages or ()],
+        _conversation(service, body),
         add_generation_prompt=generates,
         continue_final_message=continues,
         template_kwargs=_template_kwargs(service, body),
@@ -60,6 +61,15 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
     )
 
 
+def _conversation(service: Service, body: ChatBody) -> list[JsonObject]:
+    """The messages as the template gets them."""
+    messages = [_message(message) for message in body.messages or ()]
+    if not service.plain_tools:
+        return messages
+    functions = [_function(function) for function in body.functions_shown()]
+    return with_plain_tools(messages, functions, system=service.shows_system_message)
+
+
 def _template_kwargs(service: Service, body: ChatBody) -> JsonObject:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort == "none":
@@ -69,10 +79,9 @@ def _template_kwargs(service: Service, body: ChatBody) -> JsonObject:
     functions = body.functions_shown()
     if functions:
         if service.tool_format is None:
-            raise UnsupportedError(
-                "tools: this model's chat template has no calls of a form that this server reads", param="tools"
-            )
-        kwargs["tools"] = [{"type": "function", "function": _function(function)} for function in functions]
+            raise UnsupportedError("tools: this server was started with --tool-call-parser none", param="tools")
+        if not service.plain_tools:
+            kwargs["tools"] = [{"type": "function", "function": _function(function)} for function in functions]
     return kwargs
 
 

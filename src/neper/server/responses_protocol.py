@@ -30,7 +30,7 @@ LOGPROBS = "message.output_text.logprobs"
 """What `include` names for entries of the text."""
 
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
-"""What can be included. Reasoning comes as text, so there is nothing encrypted to include."""
+"""Values of `include`. Reasoning comes as text, so the second has no effect."""
 
 Summary = Literal["auto", "concise", "detailed"]
 
@@ -81,7 +81,7 @@ class ResponseStreamOptions(StreamOptions):
 
 
 PARTS: tuple[type[Strict], ...] = (*ITEMS.values(), FunctionTool, FunctionChoice, AllowedTools)
-"""What a body holds that is decoded by its type."""
+"""Structs in a body that are decoded by their type."""
 
 
 class ResponsesBody(GenerationBody, dict=True):

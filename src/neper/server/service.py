@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -26,9 +27,10 @@ from neper.server.exchange import Exchange
 from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
 from neper.text.matcher import Grammars
+from neper.text.plain_tools import shows_system_message
 from neper.text.reasoning import reasoning_tags
 from neper.text.tokenizer import Tokenizer
-from neper.text.tools import tool_format
+from neper.text.tools import PLAIN_FORM, tool_format
 from neper.types import JsonObject
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ class Service:
         self.eos_token_ids = eos_token_ids
         self.reasoning_tags = reasoning_tags(tokenizer, config.reasoning_parser)
         self.tool_format = tool_format(tokenizer, config.tool_call_parser)
+        # The template shows no tools, or asks for calls in a form that is not read here: the model is told in words.
+        self.plain_tools = self.tool_format is None and config.tool_call_parser != "none"
+        if self.plain_tools:
+            self.tool_format = PLAIN_FORM
         self.entries = Entries(tokenizer)
         self.scores = ScoreBatch()
         self.grammars = Grammars(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
@@ -83,6 +89,10 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._long_texts = asyncio.Lock()
+
+    @cached_property
+    def shows_system_message(self) -> bool:
+        return shows_system_message(self.tokenizer)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:

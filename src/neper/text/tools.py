@@ -36,6 +36,9 @@ TOOL_FORMATS = {
     "mistral": ToolFormat("mistral", "[TOOL_CALLS]", False, ("[TOOL_CALLS]", "[ARGS]")),
 }
 
+PLAIN_FORM = TOOL_FORMATS["hermes"]
+"""The form of calls where a template shows no tools, so that the model is told of them in words (plain_tools)."""
+
 TOOL_CALL_PARSERS = (*TOOL_FORMATS, "none")
 """What a configuration can name."""
 
@@ -50,18 +53,22 @@ _OTHER_FORMS = ("<function=", "<arg_key>")
 def tool_format(tokenizer: Tokenizer, parser: str | None = None) -> ToolFormat | None:
     """The form of a model's calls, by the name of a parser or read off its chat template; None where it has none.
 
-    A template that does not show tools to the model has none, whatever the parser's name.
-
     Raises:
-        StartupError: no parser has that name.
+        StartupError: no parser has that name, or the template shows no tools, so nothing asks for calls of that form.
     """
     if parser is not None and parser not in TOOL_CALL_PARSERS:
         raise StartupError(f"tool_call_parser must be one of {', '.join(TOOL_CALL_PARSERS)}, got {parser!r}")
     source = tokenizer.chat_template_source
+    if parser is not None:
+        form = TOOL_FORMATS.get(parser)
+        if form not in (None, PLAIN_FORM) and "tools" not in source:
+            raise StartupError(
+                f"tool_call_parser {parser!r} cannot be used: the model's chat template shows no tools. Without it, "
+                f"the model is told of tools in words, and its calls are read as {PLAIN_FORM.name}"
+            )
+        return form if "tools" in source else None
     if "tools" not in source:
         return None
-    if parser is not None:
-        return TOOL_FORMATS.get(parser)
     if any(mark in source for mark in _OTHER_FORMS):
         return None
     for form in TOOL_FORMATS.values():
