@@ -137,7 +137,7 @@ class ServerConfig:
     reasoning_parser: str | None = _option(
         None, "Tags around the model's reasoning: think, mistral, none. Default: read off its template."
     )
-    max_body_bytes: int = _option(16 * 2**20, "Largest request body; a larger one is a 413.")
+    max_body_bytes: int = _option(8 * 2**20, "Largest request body; a larger one is a 413.")
     max_choices: int = _option(128, "Most choices (prompts x n) of one request; more are a 400.")
     max_listed: int = _option(
         2**24, "Most alternatives that one request may list in lists longer than 128; more are a 400."

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from neper.errors import InvalidRequestError, UnsupportedError
-from neper.server.strict import Strict, decode_body
+from neper.server.strict import RequestBody, decode_body
 from neper.server.structured import ResponseFormat, StructuredOutputs, constraint_of
 from neper.text.grammar import Constraint
 from neper.text.matcher import Grammars
@@ -17,7 +17,7 @@ from neper.text.tokenizer import Tokenizer
 from tests.server.conftest import END, VOCAB_SIZE
 
 
-class Body(Strict):
+class Body(RequestBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
-from neper.server.asgi import header, read_json, send_body, send_json
+from neper.server.asgi import header, send_body, send_json
 from neper.server.chat import ChatReply
 from neper.server.chat_protocol import ChatBody
 from neper.server.chat_requests import chat_generation
@@ -33,7 +33,6 @@ from neper.server.responses_protocol import ResponsesBody
 from neper.server.responses_requests import response_generation
 from neper.server.service import Service
 from neper.server.sse import deliver
-from neper.server.strict import decode_body
 from neper.server.tokenization import detokenize, tokenize, tokenizer_info
 from neper.text.tokenizer import Tokenizer
 from neper.types import JsonObject
@@ -139,9 +138,8 @@ def _generates(
 
     async def handle(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         service.check_room()
-        body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), kind)
+        body = await service.read_json(scope, receive, kind)
         service.check_model(body.model)
-        body.check()
         reply_id = new_id(prefix)
         generation = await start(service, body, reply_id)
         reply = shape(service, body, generation, reply_id)

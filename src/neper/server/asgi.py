@@ -25,7 +25,7 @@ def has_body(scope: Scope) -> bool:
     return header(scope, b"transfer-encoding") is not None or (header(scope, b"content-length") or b"0") != b"0"
 
 
-async def read_json(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
 
     Demanding the content type keeps pages of other origins from posting here without the browser's asking first.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
-from neper.server.strict import Strict
+from neper.server.strict import RequestBody, Strict
 from neper.server.structured import ResponseFormat, StructuredOutputs
 from neper.types import LogprobsMode
 
@@ -44,7 +44,7 @@ class StreamOptions(Strict):
     neutral: ClassVar[dict[str, Any]] = {"include_obfuscation": False}
 
 
-class GenerationBody(Strict):
+class GenerationBody(RequestBody):
     """What chat and completions have in common."""
 
     model: str | None = None
@@ -155,13 +155,13 @@ class CompletionBody(GenerationBody):
             raise UnsupportedError("best_of is not supported unless it equals n", param="best_of")
 
 
-class TokenizeBody(Strict):
+class TokenizeBody(RequestBody):
     prompt: str
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     model: str | None = None
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(RequestBody):
     tokens: list[NotNegative]
     model: str | None = None

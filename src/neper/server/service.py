@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
+from starlette.types import Receive, Scope
 
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
@@ -22,10 +24,12 @@ from neper.errors import (
     QueueFullError,
     StartupError,
 )
+from neper.server.asgi import read_body
 from neper.server.entries import Entries
 from neper.server.exchange import Exchange
 from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
+from neper.server.strict import Body, decode_body
 from neper.text.matcher import Grammars
 from neper.text.plain_tools import shows_system_message
 from neper.text.reasoning import reasoning_tags
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 
 # Above this, text is encoded in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
 INLINE_CHARACTERS = 10_000
+# Larger bodies are decoded in a thread: at worst 2 ms of work, some of which lets the event loop run.
+INLINE_BYTES = 32 * 1024
 # What a template writes around a message; even empty ones add up.
 MESSAGE_CHARACTERS = 50
 
@@ -89,6 +95,8 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._long_texts = asyncio.Lock()
+        # One thread: decoding holds the GIL for long, and with several the event loop would have to wait for each.
+        self._decoding = ThreadPoolExecutor(1, "decoding")
 
     @cached_property
     def shows_system_message(self) -> bool:
@@ -190,6 +198,13 @@ class Service:
         """End every generation in flight with `error`."""
         for generation in list(self._generations):
             generation.fail(error or EngineError("the server was stopped"))
+
+    async def read_json(self, scope: Scope, receive: Receive, kind: type[Body]) -> Body:
+        """The body of a request, decoded and checked by itself."""
+        data = await read_body(scope, receive, self.config.max_body_bytes)
+        if len(data) <= INLINE_BYTES:
+            return decode_body(data, kind)
+        return await asyncio.get_running_loop().run_in_executor(self._decoding, decode_body, data, kind)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return await self.run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))

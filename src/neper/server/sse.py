@@ -73,6 +73,7 @@ async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: f
     # Clients measure the time to the first token by the first event, so it comes with that and not before.
     events: list[bytes] = []
     begun = False
+    opening = reply.begin()
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     silence = _Silence(send, interval)
     try:
@@ -83,7 +84,7 @@ async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: f
                 if delta.first:
                     await reply.open(delta)
                 if not begun:
-                    events.append(reply.begin())
+                    events.append(opening)
                     begun = True
                 events.append(reply.event(delta))
                 if delta.finish_reason is not None:
@@ -105,7 +106,7 @@ async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: f
         reply.generation.close()
         unfinished = [choice.index for choice in reply.generation.choices if choice.index not in finished]
         if not begun:
-            events.append(reply.begin())
+            events.append(opening)
         events.append(reply.broken(error, unfinished))
     finally:
         silence.close()

@@ -6,15 +6,14 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from neper.errors import InvalidRequestError
-from neper.server.asgi import read_json, send_json
+from neper.server.asgi import send_json
 from neper.server.protocol import DetokenizeBody, TokenizeBody
 from neper.server.service import Service
-from neper.server.strict import decode_body
 from neper.types import JsonObject
 
 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), TokenizeBody)
+    body = await service.read_json(scope, receive, TokenizeBody)
     service.check_model(body.model)
     tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     reply: JsonObject = {
@@ -28,7 +27,7 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
 
 
 async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode_body(await read_json(scope, receive, service.config.max_body_bytes), DetokenizeBody)
+    body = await service.read_json(scope, receive, DetokenizeBody)
     service.check_model(body.model)
     vocab_size = service.engine.capabilities.vocab_size
     if body.tokens and max(body.tokens) >= vocab_size:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from neper.errors import InvalidRequestError
-from neper.server.strict import Strict, decode_body
+from neper.server.strict import Kind, Strict, decode
 from neper.types import JsonObject
-
-Kind = TypeVar("Kind", bound=Strict)
 
 
 class _Typed(msgspec.Struct):
@@ -21,7 +17,7 @@ class _Typed(msgspec.Struct):
 
 def decode_object(raw: msgspec.Raw, kind: type[Kind], where: str, param: str) -> Kind:
     try:
-        return decode_body(bytes(raw), kind)
+        return decode(bytes(raw), kind)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{where}: {error.message}", param=param) from None
 
