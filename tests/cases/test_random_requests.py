@@ -114,6 +114,8 @@ def requests(draw: st.DrawFn) -> tuple[str, Json]:
             body["prompt"] = [text, text + "!", "a"]
         body["echo"] = draw(st.booleans())
         body["logprobs"] = k
+        if body["echo"] and k is not None:
+            body.pop("logprobs_mode", None)  # scores of a prompt are raw
         return COMPLETIONS, body
     body["messages"] = [{"role": "user", "content": text}]
     if draw(st.integers(0, 3)) == 0:

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from neper.seeds import choice_seed
 from tests.helpers.chat_replies import fold, joined, whole
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client
@@ -186,19 +187,23 @@ def test_an_empty_reply(client: Client) -> None:
 
 def test_choices_with_seeds_of_their_own(client: Client) -> None:
     texts = ["Hello", "there", "日"]
-    client.engine.reply = lambda request: client.tokenizer.encode(texts[(request.sampling.seed or 7) - 7])
+    seeds = [choice_seed(7, 0, place) for place in range(3)]
+    client.engine.reply = lambda request: client.tokenizer.encode(texts[seeds.index(request.sampling.seed)])
     options: dict[str, Any] = {"n": 3, "seed": 7, "logprobs": True, "top_logprobs": 1}
     full = client.chat(**options)
     assert [choice["index"] for choice in full["choices"]] == [0, 1, 2]
     assert [choice["message"]["content"] for choice in full["choices"]] == texts
-    assert [request.sampling.seed for request in client.engine.submitted] == [7, 8, 9]
+    assert [request.sampling.seed for request in client.engine.submitted] == seeds
     assert full["usage"]["completion_tokens"] == sum(len(client.tokenizer.encode(text)) + 1 for text in texts)
     events = client.events(PATH, **options)
     for index in range(3):
         assert fold(events, index) == whole(full, index)
     client.engine.reply = lambda request: []
-    client.chat(n=2, seed=2**63 - 1)
-    assert client.engine.submitted[-1].sampling.seed == -(2**63)
+    for seed in (2**63 - 1, -(2**63)):
+        client.chat(n=2, seed=seed)
+        first, second = (request.sampling.seed for request in client.engine.submitted[-2:])
+        assert first == seed
+        assert 0 <= (second or -1) < 2**63
 
 
 def test_prompt_logprobs_and_ids(client: Client) -> None:

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from neper.config import ServerConfig
+from neper.seeds import choice_seed
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running
@@ -190,8 +191,9 @@ def test_echo_without_generation(client: Client) -> None:
 def test_batches_are_prompt_major(client: Client, n: int) -> None:
     prompts = ["Hello", "日本", "the answer"]
     texts = {tuple(client.tokenizer.encode(prompt)): f" {place}" for place, prompt in enumerate(prompts)}
+    places = {choice_seed(5, place, j): j for place in range(3) for j in range(n)}
     client.engine.reply = lambda request: client.tokenizer.encode(
-        f"{texts[tuple(request.prompt_token_ids)]} {(request.sampling.seed or 5) - 5}"
+        f"{texts[tuple(request.prompt_token_ids)]} {places[request.sampling.seed]}"
     )
     for given in (prompts, [list(ids) for ids in texts]):
         options: dict[str, Any] = {"n": n, "seed": 5, "logprobs": 1, "echo": True}

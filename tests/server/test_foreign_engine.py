@@ -15,6 +15,7 @@ import pytest
 from neper.config import ServerConfig
 from neper.engine.interface import Capabilities
 from neper.errors import StartupError
+from neper.seeds import choice_seed
 from neper.server import reply_schemas
 from neper.server.app import create_app
 from neper.server.service import Service
@@ -359,7 +360,8 @@ def test_a_reply_that_is_cut(foreign: Client) -> None:
 
 def test_choices_each(foreign: Client) -> None:
     said = [f"{JSON}", 'so {"a": 1}!', '{"a": 2}']
-    foreign.engine.reply = lambda request: foreign.tokenizer.encode(said[request.sampling.seed or 0])
+    seeds = [choice_seed(0, 0, place) for place in range(3)]
+    foreign.engine.reply = lambda request: foreign.tokenizer.encode(said[seeds.index(request.sampling.seed)])
     options: dict[str, Any] = {"n": 3, "seed": 0, "response_format": FORM, **SCORED}
     full, events = foreign.chat(**options), foreign.events(CHAT, **options)
     for index, content in enumerate([JSON, '{"a": 1}', '{"a": 2}']):

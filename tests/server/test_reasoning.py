@@ -10,6 +10,7 @@ import pytest
 
 from neper.config import ServerConfig
 from neper.errors import StartupError
+from neper.seeds import choice_seed
 from neper.server.app import create_app
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.chat_replies import check_spelling, fold, joined, whole
@@ -135,7 +136,8 @@ def test_a_cut_reply_and_a_stop_string(qwen: Client) -> None:
 
 def test_choices_are_read_apart(qwen: Client) -> None:
     texts = ["<think>a</think>b", "c", "<think>d"]
-    qwen.engine.reply = lambda request: qwen.tokenizer.encode(texts[(request.sampling.seed or 0)])
+    seeds = [choice_seed(0, 0, place) for place in range(3)]
+    qwen.engine.reply = lambda request: qwen.tokenizer.encode(texts[seeds.index(request.sampling.seed)])
     options: dict[str, Any] = {"n": 3, "seed": 0, "logprobs": True}
     full, events = qwen.chat(**options), qwen.events(PATH, **options)
     for index, expected in enumerate([("a", "b"), ("", "c"), ("d", "")]):

@@ -15,7 +15,7 @@ from tests.server.conftest import VOCAB_SIZE, Client
 from tests.server.test_errors import CHAT, COMPLETIONS, check
 from tests.server.test_named_ids import FIXED, reply_to, set_capabilities
 
-RAW, PROCESSED = "raw_logprobs", "processed_logprobs"
+RAW, TEMPERED, PROCESSED = LOGPROBS_MODES
 
 
 def defined(mode: str, row: np.ndarray, temperature: float, bias: dict[int, float], top_k: int) -> np.ndarray:
@@ -67,9 +67,36 @@ def test_every_number_is_of_the_view(client: Client, path: str, mode: LogprobsMo
             assert choice["logprobs"]["top_logprobs"][place] == tops | {f"token_id:{token_id}": own}
 
 
-def test_prompt_scores_are_raw_in_every_view(client: Client) -> None:
+@pytest.mark.parametrize("mode", [TEMPERED, PROCESSED])
+@pytest.mark.parametrize(
+    ("path", "wanted", "param"),
+    [
+        (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": 0, "logprobs": True}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt_logprobs": 1, "max_tokens": 0}, "prompt_logprobs"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        (COMPLETIONS, {"echo": True, "logprobs": 0}, "echo"),
+    ],
+)
+def test_case_107_a_view_of_a_prompt_is_refused_by_name(
+    client: Client, path: str, wanted: dict[str, Any], param: str, mode: str
+) -> None:
+    """Scores of a prompt are raw: a request that names another view is not answered with those."""
+    set_capabilities(client, logprobs_modes=LOGPROBS_MODES)
+    response = client.post(path, **FIXED[path], **wanted, logprobs_mode=mode)
+    check(response, 400, "logprobs_mode", "unsupported")
+    assert param in response.json()["error"]["message"]
+    assert client.engine.submitted == []
+    # Neither is one refused that names the view which they are of, nor one whose prompt is not scored.
+    assert client.post(path, **FIXED[path], **wanted, logprobs_mode=RAW).status_code == 200
+    unscored = wanted | {"echo": False, "prompt_logprobs": None}
+    assert client.post(path, **FIXED[path] | unscored, logprobs_mode=mode).status_code == 200
+
+
+def test_case_107_a_servers_own_view_is_of_generated_tokens(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     set_capabilities(client, logprobs_modes=LOGPROBS_MODES)
     client.say([70])
+    service = client.server.service
     body: dict[str, Any] = {
         "prompt": "correct horse battery staple",
         "echo": True,
@@ -80,7 +107,11 @@ def test_prompt_scores_are_raw_in_every_view(client: Client) -> None:
         "logit_bias": {"40": 50},
         "max_tokens": 1,
     }
-    plain, *others = (client.complete(**body, logprobs_mode=mode)["choices"][0] for mode in LOGPROBS_MODES)
+    choices = []
+    for mode in LOGPROBS_MODES:
+        monkeypatch.setattr(service, "config", replace(service.config, logprobs_mode=mode))
+        choices.append(client.complete(**body)["choices"][0])
+    plain, *others = choices
     count = len(client.tokenizer.encode(body["prompt"]))
     for other in others:
         assert other["prompt_logprobs"] == plain["prompt_logprobs"]

@@ -8,10 +8,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
+
 from neper.config import DEFAULT_MODEL, EngineConfig
 from neper.engine.core import EngineCore
 from neper.errors import ContextLengthError, EngineError, InvalidRequestError
 from neper.models import source
+from neper.seeds import choice_seed
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
 from neper.types import (
@@ -177,7 +180,9 @@ class LLM:
 
         Args:
             prompts: one or a list; each a text (special tokens spelled in it count) or token ids.
-            sampling_params: for all prompts, or one each; default SamplingParams().
+            sampling_params: for all prompts, or one each; default SamplingParams(). Where one with a seed is for all,
+                the first prompt draws from that and the others from hashes of it, as the choices of an HTTP request
+                do; in a list each seed is its prompt's own.
             logprobs: which scores to return, for all prompts or one each; default none.
 
         Raises:
@@ -188,6 +193,8 @@ class LLM:
         sampling = _one_each(
             SamplingParams() if sampling_params is None else sampling_params, len(token_ids), "sampling_params"
         )
+        if not isinstance(sampling_params, list):
+            sampling = [msgspec.structs.replace(s, seed=choice_seed(s.seed, i, 0)) for i, s in enumerate(sampling)]
         scores = _one_each(LogprobParams() if logprobs is None else logprobs, len(token_ids), "logprobs")
         replies = [self._reply(ids, s, p) for ids, s, p in zip(token_ids, sampling, scores, strict=True)]
         for _ in self._run(replies):

@@ -13,6 +13,7 @@ import msgspec
 
 from neper.engine.interface import Capabilities
 from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from neper.seeds import choice_seed
 from neper.server.choice import Choice, Prompt
 from neper.server.generation import Generation
 from neper.server.protocol import CompletionBody, GenerationBody
@@ -23,7 +24,7 @@ from neper.text.grammar import Constraint
 from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
 from neper.text.validated_json import JsonParser
-from neper.types import LogprobParams, LogprobsMode, Request, SamplingParams
+from neper.types import LogprobParams, LogprobsMode, Request
 
 MAX_NAMED_IDS = 128
 LONG_LIST = 128
@@ -33,7 +34,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 async def completion_generation(service: Service, body: CompletionBody, reply_id: str) -> Generation:
     logprobs = logprob_params(service, body, body.logprobs, param="logprobs")
     if body.echo and body.logprobs is not None:
-        _check_prompt_logprobs(service.engine.capabilities, "echo")
+        _check_prompt_scores(service.engine.capabilities, body, "echo")
         longest = _longer(body.logprobs, body.prompt_logprobs)
         logprobs = msgspec.structs.replace(logprobs, prompt_top_k=longest)
     constraint = constraint_of(body.response_format, body.structured_outputs)
@@ -89,7 +90,7 @@ def logprob_params(service: Service, body: GenerationBody, top_k: int | None, *,
         raise UnsupportedError(f"logprobs_mode {mode!r} is not supported by this engine", param="logprobs_mode")
     if body.prompt_logprobs is not None:
         check_logprobs(capabilities, "prompt_logprobs", body.prompt_logprobs)
-        _check_prompt_logprobs(capabilities, "prompt_logprobs")
+        _check_prompt_scores(capabilities, body, "prompt_logprobs")
     token_ids: tuple[int, ...] = ()
     if body.logprob_token_ids is not None:
         token_ids = _named_ids(capabilities, body.logprob_token_ids)
@@ -136,12 +137,14 @@ async def new_generation(
     others = logprobs if body.stream else msgspec.structs.replace(logprobs, prompt_top_k=None)
     choices: list[Choice] = []
     listed = 0
-    for prompt, limit in zip(prompts, limits, strict=True):
+    for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         for place in range(n):
             request = Request(
                 request_id=f"{reply_id}-{len(choices)}",
                 prompt_token_ids=prompt.token_ids,
-                sampling=_with(sampling, limit, place),
+                sampling=msgspec.structs.replace(
+                    sampling, max_tokens=limit, seed=choice_seed(sampling.seed, number, place)
+                ),
                 logprobs=others if place else logprobs,
                 eos_token_ids=service.eos_token_ids,
             )
@@ -206,14 +209,6 @@ async def _checked(service: Service, body: GenerationBody, constraint: Constrain
     return text
 
 
-def _with(sampling: SamplingParams, max_tokens: int, place: int) -> SamplingParams:
-    """The parameters of a prompt's choice number `place`: each draws from a seed of its own."""
-    seed = sampling.seed
-    if seed is not None and place:
-        seed = (seed + place + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(sampling, max_tokens=max_tokens, seed=seed)
-
-
 async def _prompt(service: Service, source: str | list[int]) -> Prompt:
     if isinstance(source, str):
         tokenizer = service.tokenizer
@@ -273,9 +268,19 @@ def check_logprobs(capabilities: Capabilities, param: str, value: int | None) ->
         raise InvalidRequestError(f"{param} {value} is more than the {capabilities.vocab_size} tokens", param=param)
 
 
-def _check_prompt_logprobs(capabilities: Capabilities, param: str) -> None:
+def _check_prompt_scores(capabilities: Capabilities, body: GenerationBody, param: str) -> None:
+    """Raises UnsupportedError where a prompt cannot be scored, or not in the view that the body names.
+
+    A server's own view is of generated tokens: only a request can say that it means its prompt too.
+    """
     if not capabilities.prompt_logprobs:
         raise UnsupportedError(f"{param}: this engine does not score prompts", param=param)
+    if body.logprobs_mode not in (None, "raw_logprobs"):
+        raise UnsupportedError(
+            f"logprobs_mode {body.logprobs_mode!r} is not supported with {param}: scores of a prompt are always "
+            "raw_logprobs, so ask for them in a request of their own",
+            param="logprobs_mode",
+        )
 
 
 def _named_ids(capabilities: Capabilities, given: list[int]) -> tuple[int, ...]:
