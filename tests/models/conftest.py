@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(model_cache: Path) -> ModelSource:
-    """The embedded model, converted for this session by the code under test."""
-    return resolve(DEFAULT_MODEL, cache_dir=model_cache)
+    """The embedded model as the directory that the code under test converts it to, which transformers reads as well."""
+    return dataclasses.replace(resolve(DEFAULT_MODEL, cache_dir=model_cache), gguf=None)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from neper.models.model_config import ModelConfig
 from neper.models.registry import load
 from neper.models.source import resolve
 from tests.helpers.tiny import write_model
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import gguf_name, write_gguf
 from tests.models.steps import logprobs
 
 LLAMA3_ROPE = {
@@ -70,14 +70,51 @@ def test_weights_and_config_come_back(architecture: str, overrides: dict[str, An
     assert (source.name, source.eos_token_ids, source.model_max_length) == ("tiny", (2,), 512)
 
 
-def test_a_converted_model_computes_what_transformers_does(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
-    source = resolve(str(tiny[0]), cache_dir=tmp_path)
-    oracle = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32)
-    ids = torch.randint(384, (50,), generator=torch.Generator().manual_seed(3))
+def _logprobs_of(oracle: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        expected = torch.log_softmax(oracle(ids[None]).logits[0].double(), dim=-1)
+        return torch.log_softmax(oracle(ids[None]).logits[0].double(), dim=-1)
+
+
+def test_a_converted_model_computes_what_transformers_does(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+    source = resolve(str(resolve(str(tiny[0]), cache_dir=tmp_path).path))
+    ids = torch.randint(384, (50,), generator=torch.Generator().manual_seed(3))
+    expected = _logprobs_of(AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32), ids)
     decoder = load(source, dtype=torch.float32, device=torch.device("cpu"))
     assert float((logprobs(decoder, [ids.tolist()])[0] - expected).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("quantization", ["F32", "F16", "BF16", "Q4_0", "Q8_0"])
+def test_case_77_float32_means_the_values_of_the_file(quantization: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    write_gguf(tmp_path / "tiny.gguf", model, quantization=gguf.GGMLQuantizationType[quantization])
+    heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
+    values = {}
+    for tensor in gguf.GGUFReader(tmp_path / "tiny.gguf").tensors:
+        value = torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+        for part, count in heads.items():
+            if f".{part}." in tensor.name:  # back from Llama's layout in GGUF
+                value = value.reshape(count, value.shape[0] // count // 2, 2, -1).swapaxes(1, 2).reshape(value.shape)
+        values[tensor.name] = value
+    for name, parameter in model.state_dict().items():
+        parameter.copy_(values[gguf_name(name)])
+    ids = torch.randint(384, (50,), generator=torch.Generator().manual_seed(3))
+    source = resolve(str(tmp_path / "tiny.gguf"), cache_dir=tmp_path / "cache")
+    decoder = load(source, dtype=torch.float32, device=torch.device("cpu"))
+    assert torch.equal(decoder.embed_tokens, model.model.embed_tokens.weight)
+    # 0.1 nat where the values were rounded to bfloat16 on their way.
+    assert float((logprobs(decoder, [ids.tolist()])[0] - _logprobs_of(model, ids)).abs().max()) <= 1e-4
+    rounded = load(source, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert torch.equal(rounded.embed_tokens, model.model.embed_tokens.weight.bfloat16())
+
+
+def test_case_77_float32_without_the_file_is_refused(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(tiny[0].read_bytes())
+    source = resolve(str(file), cache_dir=tmp_path)
+    file.unlink()
+    with pytest.raises(ModelLoadError, match=r"is gone, .*--dtype bfloat16"):
+        load(source, dtype=torch.float32, device=torch.device("cpu"))
+    load(source, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
 def test_quantised_tensors_are_dequantised(tmp_path: Path) -> None:
@@ -137,10 +174,15 @@ def test_what_is_not_supported_is_named(
 
 def test_files_that_are_no_gguf(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     whole = tiny[0].read_bytes()
-    for name, content in (("empty", b""), ("text", b"hello, this is text" * 9), ("cut", whole[: len(whole) // 2])):
+    for name, content, says in (
+        ("empty", b"", "not begin with GGUF"),
+        ("text", b"hello, this is text" * 9, "not begin with GGUF"),
+        ("head", whole[:500], "within its header; download it again"),
+        ("cut", whole[:-1], f"cut short: it has {len(whole) - 1} bytes, its tensors need {len(whole)}; download"),
+    ):
         file = tmp_path / f"{name}.gguf"
         file.write_bytes(content)
-        with pytest.raises(ModelLoadError, match="not a readable GGUF file"):
+        with pytest.raises(ModelLoadError, match=says):
             convert(file, tmp_path / "cache")
     with pytest.raises(ModelLoadError, match="there is no file"):
         convert(tmp_path / "absent.gguf", tmp_path / "cache")
@@ -156,9 +198,11 @@ def test_converted_once_and_again_when_the_file_changes(tiny: tuple[Path, PreTra
     file.write_bytes(tiny[0].read_bytes())
     first = convert(file, tmp_path / "cache", progress=progress)
     total = len(tiny[1].state_dict())
-    assert calls == [(done, total, "converting tiny.gguf") for done in range(1, total + 1)]
+    # From the start on, before anything is known of the file (case 96).
+    assert calls[0] == (0, 1, "converting tiny.gguf")
+    assert calls[1:] == [(done, total, "converting tiny.gguf") for done in range(1, total + 1)]
     assert convert(file, tmp_path / "cache", progress=progress) == first
-    assert len(calls) == total
+    assert len(calls) == total + 1
     os.utime(file, (1, 1))
     assert convert(file, tmp_path / "cache") != first
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,98 @@ def test_files(tmp_path: Path) -> None:
         ModelConfig.from_directory(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
     assert ModelConfig.from_directory(tmp_path).num_layers == 2
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Every place that states a thing, and two values of it.
+SPELLINGS: dict[str, tuple[list[str], list[Any]]] = {
+    "rope_theta": (["rope_theta", "rope_parameters.rope_theta", "rope_scaling.rope_theta"], [1e4, 5e5]),
+    "rope_type": (
+        ["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
+        ["default", "llama3", "yarn", "linear"],
+    ),
+    "partial_rotary_factor": (
+        ["partial_rotary_factor", "rope_parameters.partial_rotary_factor", "rope_scaling.partial_rotary_factor"],
+        [1.0, 0.5],
+    ),
+    "original_max_position_embeddings": (
+        [
+            "original_max_position_embeddings",
+            "rope_parameters.original_max_position_embeddings",
+            "rope_scaling.original_max_position_embeddings",
+        ],
+        [8192, 4096],
+    ),
+    **{
+        key: ([f"rope_parameters.{key}", f"rope_scaling.{key}"], [2.0, 3.0])
+        for key in ("factor", "low_freq_factor", "high_freq_factor")
+    },
+    "dtype": (["dtype", "torch_dtype"], ["bfloat16", "torch.float32"]),
+}
+DISAGREEMENTS = [
+    (name, {first: one, second: other})
+    for name, (places, values) in SPELLINGS.items()
+    for first, second in itertools.permutations(places, 2)
+    for one, other in itertools.permutations(values, 2)
+]
+
+
+def placed(places: dict[str, Any]) -> dict[str, Any]:
+    """A config with values at places such as "rope_scaling.type"."""
+    config: dict[str, Any] = dict(SIZES)
+    for place, value in places.items():
+        *outer, key = place.split(".")
+        (config.setdefault(outer[0], {}) if outer else config)[key] = value
+    return config
+
+
+def test_case_74_yarn_beside_plain_rope_parameters_is_refused() -> None:
+    plain = {"rope_type": "default", "rope_theta": 10_000.0}
+    with pytest.raises(ModelLoadError, match=r"rope_type .*rope_parameters\.rope_type .*rope_scaling\.rope_type"):
+        ModelConfig.from_dict(SIZES | {"rope_parameters": plain, "rope_scaling": YARN})
+
+
+def test_case_74_a_key_that_two_places_state_differently_is_refused_by_name() -> None:
+    for name, places in DISAGREEMENTS:
+        with pytest.raises(ModelLoadError, match="two places that disagree") as caught:
+            ModelConfig.from_dict(placed(places))
+        assert all(word in caught.value.message for word in (name, *places)), caught.value.message
+
+
+@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+def test_case_74_one_reading_wherever_it_is_said(place: str) -> None:
+    once = ModelConfig.from_dict(SIZES | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}})
+    assert once.rope_scaling is not None
+    assert ModelConfig.from_dict(SIZES | {place: LLAMA3, "rope_theta": 5e5}) == once
+    both = SIZES | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "rope_scaling": LLAMA3, "rope_theta": 5e5}
+    assert ModelConfig.from_dict(both) == once
+    # A factor without the type that it belongs to would otherwise be passed over.
+    with pytest.raises(ModelLoadError, match="'default' with factor"):
+        ModelConfig.from_dict(SIZES | {place: {"factor": 4.0}})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types asks"),
+        ({"model_type": "mistral", "num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}, "sliding_window"),
+        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of 2"),
+    ],
+)
+def test_case_74_layer_types_are_read_in_every_family(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        ModelConfig.from_dict(SIZES | change)
+
+
+def test_case_74_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(SIZES | {"rope_theta": 1e4})
+    (tmp_path / "config.json").write_text(text[:-1] + ', "rope_theta": 500000.0}')
+    with pytest.raises(ModelLoadError, match="'rope_theta' stands twice"):
+        ModelConfig.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
+def test_case_118_text_is_no_flag(key: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"{key} must be true or false"):
+        ModelConfig.from_dict(SIZES | {key: "false"})

