@@ -83,7 +83,7 @@ def test_an_untied_head_in_a_tied_model_and_frequencies_are_harmless(tmp_path: P
 def test_damaged_and_absent_files(directory: Path) -> None:
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelLoadError, match="is cut short: .*download it again"):
+    with pytest.raises(ModelLoadError, match=r"is cut short: .*download it again"):
         _load(directory)
     file.unlink()
     with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor"):
