@@ -234,6 +234,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         stop_token_id: the token that ended the request, when one did.
         error: message of the failure when `finish_reason` is ERROR.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        queue_seconds: from the request's arrival in the engine until it was first computed; 0 where the engine does
+            not tell.
     """
 
     request_id: str
@@ -243,6 +245,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stop_token_id: int | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    queue_seconds: float = 0.0
 
 
 JsonObject = dict[str, Any]

@@ -118,6 +118,7 @@ class ScriptedEngine:
             comes any more. They apply to requests for which `affects` is true.
         alive, overloaded: what `submit` meets.
         garble: replaces the rows of sampled tokens.
+        num_cached_tokens, queue_seconds: of all chunks with tokens.
 
     `submitted` are the requests so far, `streams` theirs; a stream knows whether it was `closed`, and `emitted` chunks.
     """
@@ -143,6 +144,7 @@ class ScriptedEngine:
         self.overloaded = False
         self.garble: Callable[[PackedRows], PackedRows] = lambda packed: packed
         self.num_cached_tokens = 0
+        self.queue_seconds = 0.0
         self.submitted: list[Request] = []
         self.streams: list[ScriptedStream] = []
 
@@ -182,6 +184,7 @@ class ScriptedEngine:
                     finish_reason=finish if last else None,
                     stop_token_id=stop_token_id if last else None,
                     num_cached_tokens=self.num_cached_tokens,
+                    queue_seconds=self.queue_seconds,
                 )
             )
         if not ids:

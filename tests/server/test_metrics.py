@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,16 +17,19 @@ from neper.config import ServerConfig
 from neper.engine.interface import EngineStats
 from neper.server.activity import activity_line, log_activity
 from neper.text.tokenizer import Tokenizer
-from tests.server.conftest import Client, running, until
+from tests.server.conftest import MODEL, Client, running, until
 from tests.server.test_errors import CHAT, COMPLETIONS
 from tests.server.test_failures import body
+
+ROOT = Path(__file__).parents[2]
+NAME = re.compile(r"\bneper_\w+")
 
 
 def samples(client: Client, text: str | None = None) -> dict[tuple[str, ...], float]:
     """Every value, by its name and then its labels' values."""
     text = client.http.get("/metrics").text if text is None else text
     return {
-        (sample.name, *[value for _, value in sorted(sample.labels.items())]): sample.value
+        (sample.name, *[value for name, value in sorted(sample.labels.items()) if name != "model_name"]): sample.value
         for family in families(text)
         for sample in family.samples
     }
@@ -87,6 +92,56 @@ def test_requests_are_counted_by_route_and_status(tokenizer: Tokenizer) -> None:
         first = found[("neper_time_to_first_token_seconds_sum", COMPLETIONS)]
         assert 0.03 <= first < found[("neper_http_request_duration_seconds_sum", COMPLETIONS)] - 0.03
         assert found[("neper_http_requests_in_progress",)] == 0
+
+
+def test_case_109_times_and_lengths_of_choices(tokenizer: Tokenizer) -> None:
+    with running(tokenizer, ServerConfig()) as client:
+        ids = client.say("the quick brown fox")
+        client.engine.delay = 0.01
+        client.engine.queue_seconds = 0.005
+        client.http.post(COMPLETIONS, json=body(COMPLETIONS, n=2))
+        client.engine.fail_after = 2
+        client.http.post(COMPLETIONS, json=body(COMPLETIONS))
+        client.engine.fail_after, client.engine.hang_after = None, 0
+        with pytest.raises(httpx.ReadTimeout):
+            client.http.post(COMPLETIONS, json=body(COMPLETIONS), timeout=0.2)
+        until(lambda: client.server.service.num_choices == 0)
+        found = samples(client)
+        reasons = {key[1]: value for key, value in found.items() if key[0] == "neper_request_success_total"}
+        assert reasons == {"stop": 2, "error": 1, "abort": 1}
+        steps = len(client.engine.streams[0].request.prompt_token_ids)
+        assert found[("neper_request_prompt_tokens_sum",)] == 4 * steps
+        assert found[("neper_request_generation_tokens_sum",)] == 2 * (len(ids) + 1) + 2
+        tokens = client.engine.streams[0].emitted
+        between = ("neper_inter_token_latency_seconds_count",)
+        assert found[between] == 2 * (tokens - 1) + 1  # and of the one that failed, after its second
+        for name in ("queue", "prefill", "decode"):
+            assert found[(f"neper_request_{name}_time_seconds_count",)] == 3
+        assert found[("neper_request_queue_time_seconds_sum",)] == pytest.approx(0.015)
+        decode = found[("neper_request_decode_time_seconds_sum",)]
+        assert decode == pytest.approx(found[("neper_inter_token_latency_seconds_sum",)])
+        assert decode >= 0.01 * found[between]
+        assert found[("neper_inter_token_latency_seconds_bucket", "+Inf")] == found[between]
+
+
+def test_case_109_every_metric_names_the_model_and_is_documented(tokenizer: Tokenizer) -> None:
+    with running(tokenizer, ServerConfig()) as client:
+        client.say("the quick brown fox")
+        client.http.post(COMPLETIONS, json=body(COMPLETIONS))
+        client.http.post(COMPLETIONS, json={})
+        client.engine.stats = lambda: EngineStats(total_blocks=8, free_blocks=2)  # type: ignore[method-assign]
+        found = list(families(client.http.get("/metrics").text))
+    assert {sample.labels["model_name"] for family in found for sample in family.samples} == {MODEL}
+    names = {sample.name for family in found for sample in family.samples}
+    ratio = next(family for family in found if family.name == "neper_kv_cache_usage_ratio")
+    assert [sample.value for sample in ratio.samples] == [0.75]
+    table = (ROOT / "docs/api.md").read_text()
+    told = {family.name.removesuffix("_created") for family in found}
+    assert not {name for name in told if f"`{name}`" not in table and f"`{name}_total`" not in table}
+    board = json.loads((ROOT / "deploy/grafana.json").read_text())
+    asked = {name for panel in board["panels"] for target in panel["targets"] for name in NAME.findall(target["expr"])}
+    assert asked
+    assert not asked - names
 
 
 def test_what_is_in_progress(tokenizer: Tokenizer) -> None:

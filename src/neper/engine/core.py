@@ -253,6 +253,7 @@ class EngineCore:
             finish_reason=reason,
             stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None,
             num_cached_tokens=seq.num_cached_tokens,
+            queue_seconds=seq.queue_seconds,
         )
 
     def _end(self, seq: Sequence) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -162,6 +163,7 @@ class Scheduler:
             seq.slot = self._free_slots.pop()
             if seq.num_cached_tokens < 0:
                 seq.num_cached_tokens = seq.num_computed_tokens
+                seq.queue_seconds = time.monotonic() - seq.arrived
             length = min(seq.num_tokens - seq.num_computed_tokens, budget, self._longest(seq, lists))
             self.blocks.grow(seq, seq.num_computed_tokens + length)
             lengths[seq] = length

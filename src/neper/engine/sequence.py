@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,7 @@ class Sequence:
         num_preemptions: how often it has lost its blocks and its slot.
         seed: of its draws; random where the request names none.
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
+        queue_seconds: from its arrival until it was first admitted.
         matcher: of its grammar, up to the last token that was read; None where it has none.
         static_mask: the part of its mask that never changes, once that was made.
         wants: what its rows ask for, once that was found: while it must not end yet, and from then on.
@@ -57,6 +59,8 @@ class Sequence:
         self.slot = -1
         self.num_preemptions = 0
         self.num_cached_tokens = -1
+        self.arrived = time.monotonic()
+        self.queue_seconds = 0.0
         self.matcher: Matcher | None = None
         self.static_mask: npt.NDArray[np.int32] | None = None
         self.wants: dict[bool, Want] = {}

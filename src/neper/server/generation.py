@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from neper.errors import EngineError, NeperError, RequestTimeoutError
 from neper.server.choice import Choice, Delta
+from neper.server.timing import ChoiceTiming
 from neper.types import JsonObject
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Generation:
         self._pumps: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._unfinished = len(choices)
+        self.timings = [ChoiceTiming() for _ in choices]
 
     def start(self) -> None:
         """Submit every choice, or none. Raises OverloadedError, EngineDeadError."""
@@ -106,8 +108,10 @@ class Generation:
 
     async def _pump(self, choice: Choice) -> None:
         assert choice.stream is not None
+        timing, metrics = self.timings[choice.index], self._service.metrics
         try:
             async for chunk in choice.stream:
+                metrics.observe_chunk(timing, chunk)
                 if choice.validated:
                     delta = await asyncio.to_thread(choice.step, chunk)
                 else:
@@ -115,14 +119,17 @@ class Generation:
                 if delta is not None:
                     self._inbox.append(delta)
                     if choice.finished:
+                        timing.finish_reason = delta.finish_reason
                         break
                     self._wake_up()
             if not choice.finished:
                 raise EngineError("the engine ended this request without a reason")
         except NeperError as error:
+            timing.finish_reason = "error"
             self.fail(error)
         except Exception:
             log.exception("request %s failed", choice.request.request_id)
+            timing.finish_reason = "error"
             self.fail(EngineError("internal error while generating"))
         else:
             # After a stop string the engine is still at work.

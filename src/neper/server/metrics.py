@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: the engine's own counts, read when somebody asks, and each HTTP request, once it has ended.
+"""Metrics for Prometheus: the engine's own counts, read when somebody asks; each HTTP request and choice, at its end.
 
-Nothing here runs per token.
+The time between tokens is all that is noted per token.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from neper.server.exchange import Exchange
+from neper.server.timing import ChoiceTiming, Tally
+from neper.types import TokenChunk
 
 if TYPE_CHECKING:
     from neper.server.service import Service
@@ -38,6 +40,9 @@ _COUNTERS = {
     "d2h_waits": ("device_to_host_waits", "Times that the host waited for such a copy."),
     "scored_rows": ("scored_rows", "Rows of logits whose logprobs were reduced."),
 }
+# Seconds, from a token of a small model on a GPU to one of a large model on a CPU.
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 5, 10)
+_LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
 # Seconds, from a cached token on a GPU to a long reply on a CPU.
 _FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DURATION_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -50,6 +55,7 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        self._model_name = service.model_name
         self._registry.register(_EngineCounts(service))
         self._requests = Counter(
             "neper_http_requests",
@@ -78,6 +84,51 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._between_tokens = self._tally("inter_token_latency_seconds", "Between tokens of a choice.", _TOKEN_BUCKETS)
+        self._queue = self._tally(
+            "request_queue_time_seconds", "From a choice's arrival in the engine to its first step.", _DURATION_BUCKETS
+        )
+        self._prefill = self._tally(
+            "request_prefill_time_seconds", "From a choice's first step to its first token.", _DURATION_BUCKETS
+        )
+        self._decode = self._tally(
+            "request_decode_time_seconds", "From a choice's first token to its last.", _DURATION_BUCKETS
+        )
+        self._prompt_length = self._tally("request_prompt_tokens", "Prompt tokens of a choice.", _LENGTH_BUCKETS)
+        self._reply_length = self._tally("request_generation_tokens", "Sampled tokens of a choice.", _LENGTH_BUCKETS)
+        self._finished = Counter(
+            "neper_request_success",
+            "Choices that have ended, by their finish_reason; error and abort (the client left) too.",
+            ["finished_reason"],
+            registry=self._registry,
+        )
+
+    def _tally(self, name: str, help: str, bounds: tuple[float, ...]) -> Tally:
+        tally = Tally(f"neper_{name}", help, bounds)
+        self._registry.register(tally)
+        return tally
+
+    def observe_chunk(self, timing: ChoiceTiming, chunk: TokenChunk) -> None:
+        """Note what a choice has got just now."""
+        if chunk.tokens is None:
+            return
+        now = time.monotonic()
+        if timing.first_token:
+            self._between_tokens.add(now - timing.last_token)
+        else:
+            timing.first_token, timing.queue_seconds = now, chunk.queue_seconds
+        timing.last_token = now
+
+    def observe_choice(self, timing: ChoiceTiming, prompt_tokens: int, generated_tokens: int) -> None:
+        """Count a choice that has ended."""
+        self._finished.labels(timing.finish_reason or "abort").inc()
+        self._prompt_length.add(prompt_tokens)
+        self._reply_length.add(generated_tokens)
+        if timing.first_token:
+            self._queue.add(timing.queue_seconds)
+            self._prefill.add(max(0.0, timing.first_token - timing.begun - timing.queue_seconds))
+            self._decode.add(timing.last_token - timing.first_token)
+
     def observe(self, exchange: Exchange, endpoint: str) -> None:
         """Count a request that has ended. `endpoint` is its route, so that the number of series is bounded."""
         self._requests.labels(endpoint, str(exchange.status or _CLIENT_GONE)).inc()
@@ -90,7 +141,20 @@ class Metrics:
     def write(self, accept: str) -> tuple[bytes, str]:
         """All metrics in the format that an Accept header prefers, and its content type."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return encode(_Labelled(self._registry, {"model_name": self._model_name})), content_type
+
+
+class _Labelled:
+    """What a registry collects, with labels that all of it has."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples]
+            yield metric
 
 
 class _EngineCounts(Collector):
@@ -104,6 +168,18 @@ class _EngineCounts(Collector):
             yield GaugeMetricFamily(f"neper_{name}", help, value=getattr(stats, field))
         for field, (name, help) in _COUNTERS.items():
             yield CounterMetricFamily(f"neper_{name}", help, value=getattr(stats, field))
+        yield CounterMetricFamily(
+            "neper_prefix_cache_queries", "Prompt tokens that were looked up in the cache.", value=stats.prompt_tokens
+        )
+        yield CounterMetricFamily(
+            "neper_prefix_cache_hits", "Prompt tokens found in the cache.", value=stats.cached_tokens
+        )
+        if stats.total_blocks:
+            yield GaugeMetricFamily(
+                "neper_kv_cache_usage_ratio",
+                "Share of the KV cache's blocks that is held, from 0 to 1.",
+                value=1 - stats.free_blocks / stats.total_blocks,
+            )
         yield GaugeMetricFamily("neper_engine_up", "1 while the engine can take requests.", value=service.engine.alive)
         yield GaugeMetricFamily(
             "neper_http_requests_in_progress", "HTTP requests being answered.", value=service.num_requests

@@ -179,6 +179,8 @@ class Service:
     def leave(self, generation: Generation) -> None:
         if generation in self._generations:
             self._generations.remove(generation)
+            for choice, timing in zip(generation.choices, generation.timings, strict=True):
+                self.metrics.observe_choice(timing, len(choice.prompt.token_ids), choice.num_tokens)
             self.num_choices -= len(generation.choices)
             if not self._generations:
                 self._idle.set()
