@@ -69,4 +69,4 @@ class ApiSchema:
 
 
 def api_schema(*, needs_key: bool = False) -> ApiSchema:
-    return ApiSchema(ApiDocument(needs_key=needs_key).document())
+    return ApiSchema(ApiDocument(needs_key=needs_key).document("3.2"))

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from jsonschema import ValidationError
+from jsonschema import Draft202012Validator, ValidationError
 from starlette.routing import Route
 
 import neper
@@ -16,10 +16,11 @@ from neper.config import ServerConfig
 from neper.server.chat_protocol import ChatBody
 from neper.server.openapi import OPERATIONS, ApiDocument
 from neper.server.protocol import CompletionBody
+from neper.server.responses_protocol import ResponsesBody
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.api_schema import ApiSchema, api_schema
 from tests.server.conftest import MODEL, Client, running
-from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES
+from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check
 
 PATHS = {"/v1/models/{name:path}": "/v1/models/{name}"}
 
@@ -39,7 +40,9 @@ def checked(client: Client, schema: ApiSchema) -> Iterator[httpx.Client]:
 def test_the_document_is_served_and_names_every_route(client: Client) -> None:
     document = client.http.get("/openapi.json").json()
     assert document == ApiDocument(needs_key=False).document()
-    assert document["openapi"].startswith("3.2.")
+    assert document["openapi"].startswith("3.1.")
+    assert client.http.get("/openapi.json?version=3.2").json() == ApiDocument(needs_key=False).document("3.2")
+    check(client.http.get("/openapi.json?version=2"), 400, "version")
     assert document["info"]["version"] == neper.__version__
     routes = {
         (PATHS.get(route.path, route.path), method.lower())
@@ -49,7 +52,8 @@ def test_the_document_is_served_and_names_every_route(client: Client) -> None:
         if method != "HEAD"
     }
     assert routes == {(path, method) for path, methods in document["paths"].items() for method in methods}
-    assert "security" not in str(document)
+    assert document["security"] == []
+    assert "securitySchemes" not in document["components"]
     assert not [name for name in document["components"]["schemas"] if "." in name], "two structs of one name"
 
 
@@ -60,7 +64,42 @@ def test_the_key_is_described_where_one_is_needed(tokenizer: Tokenizer) -> None:
         for operation in OPERATIONS:
             described = document["paths"][operation.path][operation.method]
             refused = client.http.request(operation.method, operation.path.replace("{name}", "x")).status_code == 401
-            assert refused == ("security" in described) == ("401" in described["responses"])
+            needed = described.get("security", document["security"]) == [{"key": []}]
+            assert refused == needed == ("401" in described["responses"])
+
+
+@pytest.mark.parametrize("version", ["3.1", "3.2"])
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_case_106_what_generators_of_clients_need(needs_key: bool, version: Any) -> None:
+    """openapi-python-client, orval, openapi-typescript and Redocly took the document without an error."""
+    document = ApiDocument(needs_key=needs_key).document(version)
+    assert document["servers"]
+    assert "security" in document
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert ("itemSchema" in str(document)) == (version == "3.2")
+    places = [document]
+    while places:
+        place = places.pop()
+        if isinstance(place, list):
+            places += place
+        elif isinstance(place, dict):
+            places += place.values()
+            assert place.get("type") != "array" or "items" in place
+            assert not any(isinstance(value, bool) for value in place.get("enum", ()))
+
+
+@pytest.mark.parametrize("name", ["ChatBody", "CompletionBody", "ResponsesBody"])
+def test_case_106_what_the_schema_takes_is_no_400(schema: ApiSchema, name: str) -> None:
+    """A field that only one value is taken of says so."""
+    fields = schema.document["components"]["schemas"][name]["properties"]
+    kinds = {"ChatBody": ChatBody, "CompletionBody": CompletionBody, "ResponsesBody": ResponsesBody}
+    neutral = kinds[name].neutral
+    assert neutral
+    for field, value in neutral.items():
+        for other in (value, None, True, False, 0, 1, "", "x", [], ["x"], ["text"]):
+            allowed = Draft202012Validator(fields[field]).is_valid(other)
+            assert allowed == (other is None or (other == value and isinstance(other, bool) == isinstance(value, bool)))
 
 
 @pytest.mark.parametrize(("body", "name"), [(ChatBody, "messages"), (CompletionBody, "prompt")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from urllib.parse import parse_qs
 
 import orjson
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
+from neper.errors import InvalidRequestError
 from neper.server.asgi import header, send_body, send_json
 from neper.server.chat import ChatReply
 from neper.server.chat_protocol import ChatBody
@@ -71,7 +73,10 @@ def create_app(
     document = ApiDocument(needs_key=config.api_key is not None)
 
     async def openapi(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, document.json)
+        version = parse_qs(scope["query_string"].decode("latin-1")).get("version", ["3.1"])[-1]
+        if version not in ("3.1", "3.2"):
+            raise InvalidRequestError("version must be 3.1 or 3.2", param="version")
+        await send_json(send, document.json(version))
 
     app = Starlette(
         routes=[

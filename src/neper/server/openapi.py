@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import orjson
@@ -19,6 +18,9 @@ from neper.server.strict import Strict
 from neper.types import JsonObject
 
 _REFERENCE = "#/components/schemas/{name}"
+Version = Literal["3.1", "3.2"]
+
+_NEUTRAL = "Another server's. This value asks for what happens here anyway; any other is refused."
 _REFUSED = "Known, but not supported by this server: anything but null is refused."
 
 
@@ -26,6 +28,7 @@ class Operation(NamedTuple):
     """One endpoint.
 
     Attributes:
+        name: of what a generated client calls it.
         reply: the struct of its JSON; None = not JSON.
         chunk: the struct of an event, where it can stream.
         event: the struct of a named event, where its stream is of those.
@@ -36,6 +39,7 @@ class Operation(NamedTuple):
 
     method: str
     path: str
+    name: str
     summary: str
     reply: type[msgspec.Struct] | None
     body: type[Strict] | None = None
@@ -61,6 +65,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/chat/completions",
+        "createChatCompletion",
         "The reply to a conversation",
         replies.ChatCompletion,
         ChatBody,
@@ -71,6 +76,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/completions",
+        "createCompletion",
         "The continuation of a text",
         replies.Completion,
         CompletionBody,
@@ -81,6 +87,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/responses",
+        "createResponse",
         "The response to a text or a conversation",
         replies.Response,
         ResponsesBody,
@@ -89,37 +96,52 @@ OPERATIONS = (
         parts=PARTS,
         required=("input",),
     ),
-    Operation("get", "/v1/models", "The model that is served, as a list", replies.ModelList),
-    Operation("get", "/v1/models/{name}", "The model of that name", replies.Model, raises=(errors.ModelNotFoundError,)),
-    Operation("post", "/tokenize", "Ids of a text", replies.Tokens, TokenizeBody, raises=_BODY),
-    Operation("post", "/detokenize", "Text of ids", replies.Text, DetokenizeBody, raises=_BODY),
-    Operation("get", "/tokenizer_info", "What the tokenizer is", replies.TokenizerInfo),
+    Operation("get", "/v1/models", "listModels", "The model that is served, as a list", replies.ModelList),
+    Operation(
+        "get",
+        "/v1/models/{name}",
+        "retrieveModel",
+        "The model of that name",
+        replies.Model,
+        raises=(errors.ModelNotFoundError,),
+    ),
+    Operation("post", "/tokenize", "tokenize", "Ids of a text", replies.Tokens, TokenizeBody, raises=_BODY),
+    Operation("post", "/detokenize", "detokenize", "Text of ids", replies.Text, DetokenizeBody, raises=_BODY),
+    Operation("get", "/tokenizer_info", "tokenizerInfo", "What the tokenizer is", replies.TokenizerInfo),
     Operation(
         "get",
         "/health",
+        "health",
         "Whether requests are taken",
         replies.Health,
         raises=(errors.OverloadedError,),
         open=True,
     ),
-    Operation("get", "/ping", "As /health", replies.Health, raises=(errors.OverloadedError,), open=True),
-    Operation("get", "/version", "neper's version", replies.Version),
-    Operation("get", "/metrics", "Metrics for Prometheus", None, open=True),
-    Operation("get", "/openapi.json", "This document", None, open=True),
+    Operation("get", "/ping", "ping", "As /health", replies.Health, raises=(errors.OverloadedError,), open=True),
+    Operation("get", "/version", "version", "neper's version", replies.Version),
+    Operation("get", "/metrics", "metrics", "Metrics for Prometheus", None, open=True),
+    Operation(
+        "get", "/openapi.json", "openapi", "This document", None, raises=(errors.InvalidRequestError,), open=True
+    ),
 )
 
 
 class ApiDocument:
-    """The document of a server; made when first asked for."""
+    """The document of a server; made when first asked for.
+
+    OpenAPI 3.1 is what generators of clients read. 3.2 is the first that describes the events of a stream.
+    """
 
     def __init__(self, *, needs_key: bool) -> None:
         self._needs_key = needs_key
+        self._made: dict[Version, bytes] = {}
 
-    @cached_property
-    def json(self) -> bytes:
-        return orjson.dumps(self.document())
+    def json(self, version: Version) -> bytes:
+        if version not in self._made:
+            self._made[version] = orjson.dumps(self.document(version))
+        return self._made[version]
 
-    def document(self) -> JsonObject:
+    def document(self, version: Version = "3.1") -> JsonObject:
         structs: set[type[msgspec.Struct] | None] = {replies.ErrorReply}
         for operation in OPERATIONS:
             structs |= {operation.body, operation.reply, operation.chunk, operation.event, *operation.parts}
@@ -128,43 +150,54 @@ class ApiDocument:
         for kind in _strict_structs():
             if kind.__name__ in schemas:
                 _tell_refused(schemas[kind.__name__], kind)
+        _complete(schemas)
         for operation in OPERATIONS:
             if operation.body is not None:
                 _demand(schemas[operation.body.__name__], operation.required)
         paths: dict[str, JsonObject] = {}
         for operation in OPERATIONS:
-            paths.setdefault(operation.path, {})[operation.method] = self._operation(operation)
+            paths.setdefault(operation.path, {})[operation.method] = self._operation(operation, version)
         components: JsonObject = {"schemas": schemas}
         if self._needs_key:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         return {
-            "openapi": "3.2.0",  # the first that describes events of a stream
+            "openapi": f"{version}.0",
             "info": {
                 "title": "neper",
                 "version": neper.__version__,
                 "summary": "Exact token logprobs, aligned with text",
+                "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
             },
+            "servers": [{"url": "/"}],
+            "security": [{"key": []}] if self._needs_key else [],
             "paths": paths,
             "components": components,
         }
 
-    def _operation(self, operation: Operation) -> JsonObject:
+    def _operation(self, operation: Operation, version: Version) -> JsonObject:
         raises = operation.raises
         if not operation.open:
             raises = (*raises, *_ALWAYS, *((errors.AuthenticationError,) if self._needs_key else ()))
-        made: JsonObject = {"summary": operation.summary, "responses": {"200": _success(operation)}}
+        made: JsonObject = {
+            "operationId": operation.name,
+            "summary": operation.summary,
+            "responses": {"200": _success(operation, version)},
+        }
         for status in sorted({error.status for error in raises}):
             made["responses"][str(status)] = _failure(status)
         if operation.body is not None:
             made["requestBody"] = {"required": True, "content": _json(operation.body)}
+        if operation.path == "/openapi.json":
+            versions = {"type": "string", "enum": list(get_args(Version)), "default": "3.1"}
+            made["parameters"] = [{"name": "version", "in": "query", "schema": versions}]
         if "{name}" in operation.path:
             made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-        if self._needs_key and not operation.open:
-            made["security"] = [{"key": []}]
+        if operation.open:
+            made["security"] = []
         return made
 
 
-def _success(operation: Operation) -> JsonObject:
+def _success(operation: Operation, version: Version) -> JsonObject:
     if operation.path == "/metrics":
         content: JsonObject = {"text/plain": {"schema": {"type": "string"}}}
     elif operation.reply is None:
@@ -177,18 +210,22 @@ def _success(operation: Operation) -> JsonObject:
             # "message" is what an event without a name is of.
             {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}, "event": {"const": "message"}},
             "With `stream: true`. Each event's data is a chunk, or an error; the last one's is [DONE].",
+            version,
         )
     if operation.event is not None:
         content["text/event-stream"] = _stream(
             {"data": _embedded(_reference(operation.event)), "event": {"type": "string"}},
             "With `stream: true`. Events are named as the `type` in their data. After response.failed comes an event "
             "`error`.",
+            version,
         )
     return {"description": operation.summary, "content": content, "headers": _headers()}
 
 
-def _stream(event: JsonObject, description: str) -> JsonObject:
+def _stream(event: JsonObject, description: str, version: Version) -> JsonObject:
     """A stream of server-sent events with no other fields than these, and always data."""
+    if version == "3.1":
+        return {"schema": {"type": "string", "description": description}}
     properties = {"properties": event, "required": ["data"], "additionalProperties": False}
     return {"itemSchema": {"type": "object", "description": description, **properties}}
 
@@ -232,8 +269,35 @@ def _strict_structs() -> list[type[Strict]]:
 
 
 def _tell_refused(schema: JsonObject, kind: type[Strict]) -> None:
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
     for name in kind.later:
-        schema["properties"][name] = {"type": "null", "description": _REFUSED}
+        schema["properties"][names[name]] = {"type": "null", "description": _REFUSED}
+    for name, value in kind.neutral.items():
+        schema["properties"][names[name]] = {"anyOf": [_only(value), {"type": "null"}], "description": _NEUTRAL}
+
+
+def _only(value: Any) -> JsonObject:
+    """The schema of one value, with its type, which generators need beside it."""
+    if isinstance(value, list):
+        items = _only(value[0]) if value else {}
+        return {"type": "array", "items": items, "minItems": len(value), "maxItems": len(value)}
+    types = {bool: "boolean", int: "number", str: "string"}
+    return {"type": types[type(value)], "const": value}
+
+
+def _complete(schema: Any) -> None:
+    """Say of all schemas in one what generators cannot do without: items of arrays, and types beside enums."""
+    if isinstance(schema, list):
+        for inner in schema:
+            _complete(inner)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "array":
+            schema.setdefault("items", {})
+        if schema.get("enum") == [False]:
+            del schema["enum"]
+            schema |= {"type": "boolean", "const": False}
+        for inner in schema.values():
+            _complete(inner)
 
 
 def _demand(schema: JsonObject, names: tuple[str, ...]) -> None:
