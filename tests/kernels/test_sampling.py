@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from neper.ops.sampling import DrawInputs, noise_keys, sample
+from tests.helpers.filters import kept
+from tests.helpers.noise import bits_of, gumbel_of, hashed, seeds_for
 from tests.kernels.scoring import DEVICE, DTYPES, randn, some
 
 VOCAB = 151936
@@ -29,10 +31,11 @@ class Row:
     min_p: float = 0.0
     top_k: int = 0
     seed: int = 0
+    position: int = 2
 
     @property
     def keys(self) -> tuple[int, int]:
-        return noise_keys(self.seed, self.seed % 7)
+        return noise_keys(self.seed, self.position)
 
 
 def floats(values: list[float]) -> Tensor:
@@ -85,17 +88,8 @@ def defined(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
 
 
 def noise(row: Row, vocab: int) -> npt.NDArray[np.float64]:
-    """The Gumbel noise of every id, its hash written out once more."""
-
-    def mix(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-        return x ^ (x >> np.uint32(15))
-
-    first, second = (np.uint32(key) for key in row.keys)
-    h = mix(mix(np.arange(vocab, dtype=np.uint32) + first) ^ second)
-    gumbel: npt.NDArray[np.float64] = -np.log(-np.log(((h >> np.uint32(9)).astype(np.float64) + 0.5) / 2**23))
-    return gumbel
+    """The Gumbel noise of every id."""
+    return gumbel_of(bits_of(*hashed(np.array([row.keys]), np.arange(vocab)))[0])
 
 
 def candidates(logits: Tensor, row: Row) -> set[int]:
@@ -153,6 +147,7 @@ def some_rows(count: int, vocab: int, seed: int) -> list[Row]:
             min_p=pick.choice([0.0, 0.0, 0.0, 0.02, 0.3, 1.0]),
             top_k=pick.choice(ks),
             seed=pick.getrandbits(64),
+            position=pick.randrange(1000),
         )
         for _ in range(count)
     ]
@@ -292,6 +287,35 @@ def test_rows_at_any_distance(dtype: torch.dtype) -> None:
         view = wide.view(-1)[: 3 * stride + first].as_strided((3, vocab), (stride, 1), first)
         view.copy_(logits)
         assert chosen(view, rows) == want
+
+
+def test_case_71_what_top_p_leaves_of_what_top_k_left() -> None:
+    """Noise that no other id can have is given to the last id that is kept, and to the first that is not."""
+    vocab, count = (5000, 60) if DEVICE == "cuda" else (2304, 4)
+    pick = random.Random(71)
+    sizes = [k for k in (1023, 1024, 1025, 2000, 4000, vocab - 1, 5, 0) if k < vocab]
+    logits = randn(1, vocab, seed=71, scale=1.0)
+    logits = (logits * 64).round() / 64
+    rows, wanted = [], []
+    for place in range(count):
+        row = Row(pick.choice([0.8, 1.4]), pick.choice([0.8, 0.7, 0.99]), 0.0, sizes[place % len(sizes)], 0)
+        edge = kept(
+            logits[0].double().cpu().numpy(),
+            temperature=row.temperature,
+            top_k=row.top_k,
+            top_p=row.top_p,
+            min_p=0.0,
+        )
+        assert edge.fewest == edge.most
+        for inside in (True, False):
+            token = int(edge.order[edge.most - inside])
+            seed = seeds_for(np.array([place]), token, 3)[0]
+            rows.append(Row(row.temperature, row.top_p, 0.0, row.top_k, seed, position=3))
+            wanted.append((token, inside))
+    ids, valid = chosen(logits.expand(len(rows), -1).contiguous(), rows)
+    assert all(valid)
+    for row, token, (id, inside) in zip(rows, ids, wanted, strict=True):
+        assert (token == id) == inside, row
 
 
 @pytest.mark.full

@@ -217,7 +217,7 @@ class _Candidates(NamedTuple):
         values: [n, W] float32, tempered, the row's best at 0.
         ids: [n, W] int32, best first.
         keep: [n, W] bool, whether the filters leave the id.
-        more: [n] bool, whether the filters may leave ids beyond these too.
+        more: [n] bool, whether more ids must be looked at: the filters may leave others too, or top-p cannot be told.
     """
 
     rows: Tensor
@@ -262,7 +262,8 @@ def _among_best(
     in_top_k = place < top_k
     probability = torch.exp(values - log_sum).masked_fill(~in_top_k, 0.0)
     mass = probability.double().cumsum(-1)
-    # Where top-k cuts within the candidates the kept mass is known; else it is all of the distribution.
+    # What top-k leaves is the whole for top-p. Where it leaves more than these candidates but not all ids, its mass is
+    # not known here; 1 bounds it from above.
     total = torch.where(top_k <= width, mass[:, -1:], 1.0)
     before = mass - probability
     top_p = draws.top_p.unsqueeze(1)
@@ -270,7 +271,8 @@ def _among_best(
     keep = in_top_k & ((before < top_p * total) | (top_p >= 1.0))
     keep &= probability >= draws.min_p.unsqueeze(1) * probability[:, :1]
     keep[:, 0] = True
-    more = keep[:, -1] & (top_k.squeeze(1) > width)
+    unweighed = (top_k < x.shape[1]) & (top_p < 1.0)
+    more = (top_k.squeeze(1) > width) & (keep[:, -1] | unweighed.squeeze(1))
     return _Candidates(rows, values, ids, keep, more)
 
 
@@ -282,13 +284,36 @@ def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
         ids: [D, N] int64.
 
     Returns:
-        [D, N] float32 = -log(-log u), u in (0, 1) with 23 bits (24 would round the largest to 1, noise infinity).
+        [D, N] float32, from `gumbel_of_bits`.
     """
     first = _wrap(keys[:, :1]).int()
     second = _wrap(keys[:, 1:]).int()
-    h = _mix(_mix(ids.int() + first) ^ second)
-    u = ((h >> 9) & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
-    return u.log_().neg_().log_().neg_()
+    low = _mix(ids.int() + first)
+    return gumbel_of_bits(_mix(low ^ second), low)
+
+
+def gumbel_of_bits(high: Tensor, low: Tensor) -> Tensor:
+    """Standard Gumbel noise from two hashed words, -log(-log(1 - u)).
+
+    The largest noise comes of the smallest u, so that a float32 resolves it: the chance of an id is right however far
+    it is below the best, up to the largest noise, 37.4. The least noise is -2.8.
+
+    Args:
+        high, low: int32, from `gumbel`.
+    """
+    return uniform_of_bits(high, low).neg_().log1p_().neg_().log_().neg_()
+
+
+def uniform_of_bits(high: Tensor, low: Tensor) -> Tensor:
+    """u in (0, 1), float32: an odd multiple of 2^-54 before it is rounded.
+
+    Its first 23 bits are the inverted upper ones of `high`, its last 31 the lower ones of `low`, the last of them set.
+    The kernels compute with the same bits of u where u is less than 1/3 (noise above 0.9), and beyond with 1 - u to
+    2^-24, which is what a float32 close to 1 can tell.
+    """
+    part = ((high >> 9) & 0x7FFFFF).float().mul_(-(2.0**-23)).add_(1.0 - 2.0**-23)
+    fraction = ((low & 0x7FFFFFFF) | 1).float().mul_(2.0**-54)
+    return part.add_(fraction).clamp_(max=1.0 - 2.0**-24)
 
 
 def noise_keys(seed: int, position: int) -> tuple[int, int]:

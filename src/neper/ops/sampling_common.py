@@ -61,7 +61,11 @@ def best_key(x, ids):
 @triton.jit
 def _mix(x):
     """A hash of 32 bits in two multiply-xorshift rounds; see `neper.ops.sampling`."""
-    x = x ^ (x >> 16)
+    return _mix_shifted(x ^ (x >> 16))
+
+
+@triton.jit
+def _mix_shifted(x):
     x = x * 0x21F0AAAD
     x = x ^ (x >> 15)
     x = x * 0x735A2D97
@@ -69,22 +73,29 @@ def _mix(x):
 
 
 @triton.jit
-def _log(x):
-    """Natural logarithm of normal positive float32, to one unit in the last place.
+def log_of_bits(high, low):
+    """log(1 - u) of the uniform u of two hashed words; see `neper.ops.sampling.uniform_of_bits`.
 
-    Quicker than the general one, which takes branches for other numbers. x = 2^e (1 + m) with m in [-1/3, 1/3);
-    log(1 + m) = m + m^2 q(m), where q is the polynomial of least relative error.
+    1 - u = 2^e (1 + m) with m in [-1/3, 1/3); log(1 + m) = m + m^2 q(m), where q is the polynomial of least relative
+    error: 3e-7 of the logarithm. Quicker than the general logarithm, which takes branches for other numbers.
+
+    The lower bits are subtracted from m: where e is 0 that is exact, and m is -u itself to float32's rounding, as small
+    as u may be. Elsewhere they are less than the rounding of 1 - u.
     """
-    bits = x.to(tl.int32, bitcast=True)
+    # The middle of one of 2^23 parts of (0, 1): the upper bits as a float from 1 on, less 1 - 2^-24.
+    middle = ((high >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 0.999999940395355224609375
+    bits = middle.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F2AAAAB) & -0x800000
-    m = (bits - exponent).to(tl.float32, bitcast=True) - 1.0
-    q = tl.fma(m, 0.14026351273059845, -0.15388540923595428)
-    q = tl.fma(q, m, 0.13995808362960815)
-    q = tl.fma(q, m, -0.1641596108675003)
-    q = tl.fma(q, m, 0.20011168718338013)
-    q = tl.fma(q, m, -0.2500782012939453)
-    q = tl.fma(q, m, 0.33333197236061096)
-    q = tl.fma(q, m, -0.49999937415122986)
+    m = (bits - exponent).to(tl.float32, bitcast=True) - 0.999999940395355224609375
+    # From the upper edge of the part down, by a fraction of it: an odd number, so that u is never 0.
+    fraction = ((low & 0x7FFFFFFF) | 1).to(tl.int32, bitcast=True).to(tl.float32)
+    m = tl.fma(fraction, -5.551115123125783e-17, m)  # 2^-54
+    q = tl.fma(m, -0.15266811847686768, 0.16990552842617035)
+    q = tl.fma(q, m, -0.1644081175327301)
+    q = tl.fma(q, m, 0.19818170368671417)
+    q = tl.fma(q, m, -0.2500632405281067)
+    q = tl.fma(q, m, 0.33336734771728516)
+    q = tl.fma(q, m, -0.49999961256980896)
     return tl.fma(exponent.to(tl.float32), 8.262958395e-08, tl.fma(m * q, m, m))  # log(2) / 2^23
 
 
@@ -92,14 +103,14 @@ def _log(x):
 def noisy_of(x, ids, maximum, scale, first, second):
     """What ids are drawn by: of two, the one with the larger tempered logit plus Gumbel noise has the larger.
 
-    With t the tempered logit less the best, (x - maximum) * scale in powers of 2, and the noise -log(-log u), that is
-    -exp(-(t - log(-log u))) = log(u) exp(-t): one logarithm instead of two. It is -inf where t is below -88, and such
-    ids are never drawn: the noise is between -2.9 and 16.7, and the best id has t = 0.
+    With t the tempered logit less the best, (x - maximum) * scale in powers of 2, and the noise -log(-log(1 - u)), that
+    is -exp(-(t + noise)) = log(1 - u) exp(-t): one logarithm instead of two. It is -inf where t is below -88, and such
+    ids are never drawn: the noise is between -2.9 and 37.5, and the best id has t = 0.
     """
-    h = _mix(_mix(ids.to(tl.uint32) + first) ^ second)
-    # The 23 bits as a float from 1 on: less 1 - 2^-24 that is (bits + 0.5) * 2^-23, exactly.
-    u = ((h >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 0.999999940395355224609375
-    return _log(u) * tl.exp2((maximum - x) * scale)
+    low = _mix(ids.to(tl.uint32) + first)
+    # _mix(low ^ second), whose first shift is taken of both parts, since that of `second` is the same for all ids.
+    high = _mix_shifted(low ^ (low >> 16) ^ (second ^ (second >> 16)))
+    return log_of_bits(high, low) * tl.exp2((maximum - x) * scale)
 
 
 @triton.jit
