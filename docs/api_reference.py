@@ -15,6 +15,9 @@ from neper.options import SIZES
 
 LIMITS = {
     ServerConfig: (
+        "max_connections",
+        "max_connections_per_client",
+        "max_header_bytes",
         "max_body_bytes",
         "max_choices",
         "max_listed",
@@ -22,6 +25,7 @@ LIMITS = {
         "max_waiting",
         "request_timeout",
         "receive_timeout",
+        "keep_alive_timeout",
     ),
     EngineConfig: ("max_model_len", "max_logprobs"),
 }

@@ -138,6 +138,15 @@ class ServerConfig:
         None, "Tags around the model's reasoning: think, mistral, none. Default: read off its template."
     )
     max_body_bytes: int = _option(8 * 2**20, "Largest request body; a larger one is a 413.")
+    max_header_bytes: int = _option(64 * 2**10, "Largest headers of a request; larger ones are a 431.")
+    max_connections: int | None = _option(
+        None,
+        "Most connections at a time; beyond them the one whose client has been silent for longest is cut. "
+        "Default: 4096, or what the limit of open files leaves.",
+    )
+    max_connections_per_client: int | None = _option(
+        None, "The same of one address (of a network of 64 bits, with IPv6). Default: half of --max-connections."
+    )
     max_choices: int = _option(128, "Most choices (prompts x n) of one request; more are a 400.")
     max_listed: int = _option(
         2**24, "Most alternatives that one request may list in lists longer than 128; more are a 400."
@@ -150,6 +159,7 @@ class ServerConfig:
     receive_timeout: float = _option(
         30.0, "Seconds in which a request's headers must have come, and without a byte of its body; then it is a 408."
     )
+    keep_alive_timeout: float = _option(65.0, "Seconds after which a connection without a request is closed.")
     stream_ping_interval: float = _option(
         5.0, "Seconds of silence after which a stream sends a comment line, so that nobody thinks it dead; 0 = never."
     )
@@ -165,12 +175,16 @@ class ServerConfig:
             raise StartupError("api_key is empty: give one, or leave the option out to need none")
         for name, least in (
             ("max_body_bytes", 1),
+            ("max_header_bytes", 256),
+            ("max_connections", 1),
+            ("max_connections_per_client", 1),
             ("max_choices", 1),
             ("max_listed", 1),
             ("max_requests", 1),
             ("max_waiting", 0),
         ):
-            if getattr(self, name) < least:
+            value = getattr(self, name)
+            if value is not None and value < least:
                 raise StartupError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
@@ -184,6 +198,6 @@ class ServerConfig:
                 )
         if not self.receive_timeout > 0:
             raise StartupError(f"receive_timeout must be above 0, got {self.receive_timeout}")
-        for name in ("request_timeout", "stream_ping_interval", "drain_timeout"):
+        for name in ("request_timeout", "keep_alive_timeout", "stream_ping_interval", "drain_timeout"):
             if not getattr(self, name) >= 0:
                 raise StartupError(f"{name} must not be negative, got {getattr(self, name)}")

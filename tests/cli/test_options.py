@@ -34,7 +34,7 @@ def test_without_flags_the_configs_are_the_defaults() -> None:
 
 def test_every_field_has_a_flag_that_reaches_it() -> None:
     values: dict[type, str] = {str: "x", int: "7", float: "0.5"}
-    special = {"dtype": "float32", "log_level": "debug", "scoring": "host"}
+    special = {"dtype": "float32", "log_level": "debug", "scoring": "host", "max_header_bytes": "512"}
     lists = {
         "allowed_hosts": ("a.example", ("a.example",)),
         "allowed_origins": ("http://a.example", ("http://a.example",)),

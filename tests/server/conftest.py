@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from neper.config import ServerConfig
 from neper.engine.interface import Capabilities
 from neper.server.app import create_app
+from neper.server.connection import protocol
 from neper.server.service import Service
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.qwen_template import QWEN_TEMPLATE
@@ -89,7 +90,15 @@ class Server:
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._uvicorn = uvicorn.Server(
-            uvicorn.Config(self.app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                self.app,
+                http=protocol(config, self.service.connections),
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]
+                log_config=None,
+                access_log=False,
+                ws="none",
+                timeout_graceful_shutdown=1,
+            )
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
 

@@ -187,3 +187,10 @@ class _EngineCounts(Collector):
         yield GaugeMetricFamily(
             "neper_choices_in_progress", "Choices in flight, running and waiting.", value=service.num_choices
         )
+        yield GaugeMetricFamily("neper_connections", "Open connections.", value=len(service.connections))
+        ended = CounterMetricFamily(
+            "neper_connections_ended", "Connections that the server has ended or refused, by reason.", labels=["reason"]
+        )
+        for reason, count in service.connections.ended.items():
+            ended.add_metric([reason], count)
+        yield ended

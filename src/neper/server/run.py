@@ -213,6 +213,7 @@ async def _serve(backend: Backend, config: ServerConfig, sock: socket.socket) ->
 async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: socket.socket, stopper: _Stopper) -> None:
     from neper.server.activity import log_activity
     from neper.server.app import create_app
+    from neper.server.connection import protocol
 
     model_name = config.served_model_name or backend.name
     try:
@@ -224,10 +225,12 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
             model_name=model_name,
             eos_token_ids=backend.eos_token_ids,
         )
+        service: Service = app.state.service
         server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=protocol(config, service.connections),
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # it may be any number
                 ws="none",
                 lifespan="off",
                 access_log=False,  # the gate writes a line of its own, with more in it
@@ -238,7 +241,7 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
             ),
             ready_message(base_url(sock.getsockname()), model_name, needs_key=config.api_key is not None),
         )
-        stopper.serving(server, app.state.service)
+        stopper.serving(server, service)
         activity = asyncio.create_task(log_activity(backend.engine))
         try:
             listen(sock, config.host, config.port)

@@ -25,6 +25,7 @@ from neper.errors import (
     StartupError,
 )
 from neper.server.asgi import read_body
+from neper.server.connections import Connections
 from neper.server.entries import Entries
 from neper.server.exchange import Exchange
 from neper.server.metrics import Metrics
@@ -85,6 +86,7 @@ class Service:
         self.entries = Entries(tokenizer)
         self.scores = ScoreBatch()
         self.grammars = Grammars(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
+        self.connections = Connections(config)
         self.metrics = Metrics(self)
         self.created = int(time.time())
         self.draining = False
