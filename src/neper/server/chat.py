@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import orjson
 
@@ -74,23 +76,28 @@ class ChatReply(ChoicesReply[ChatBody]):
         )
 
     def event(self, delta: Delta) -> bytes:
-        sampled = self.sampled_fields(delta.index, delta.sampled) if self.request.return_token_ids else {}
-        shown = []
+        sampled = delta.sampled if self.request.return_token_ids else None
+        shown = []  # each with the place among the delta's tokens where it ends
         if delta.parts is None:
             entries = self._entries.of_delta(delta)
             if delta.text or entries:
-                shown.append((b'{"content":%b}' % orjson.dumps(delta.text), _logprobs("content", entries)))
+                text = b'{"content":%b}' % orjson.dumps(delta.text)
+                shown.append((text, _logprobs("content", entries), len(delta.tokens)))
         else:
-            for part in delta.parts:
+            ends = _ends(delta.parts) if sampled else [0] * len(delta.parts)
+            for part, end in zip(delta.parts, ends, strict=True):
                 entries = self._entries.of_part(delta, part)
                 if part.text or entries:
-                    shown.append((_part_delta(part), _logprobs(_LISTS[part.field], entries)))
-        if not shown and sampled and delta.finish_reason is None:
-            shown.append((b'{"content":""}', b"null"))
+                    shown.append((_part_delta(part), _logprobs(_LISTS[part.field], entries), end))
+        start, last = 0, max((end for *_, end in shown), default=0)
+        if sampled and last < len(sampled) and delta.finish_reason is None:
+            shown.append((b'{"content":""}', b"null", len(sampled)))
         events = []
-        for fields, logprobs in shown:
-            extra = b"," + orjson.dumps(sampled)[1:-1] if sampled else b""
-            sampled = {}
+        for fields, logprobs, end in shown:
+            extra = b""
+            if sampled and end > start:
+                extra = b"," + orjson.dumps(self.sampled_fields(delta.index, sampled[start:end]))[1:-1]
+                start = end
             events.append(
                 b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}]%b'
                 % (self.head, delta.index, fields, logprobs, extra, self.tail)
@@ -102,7 +109,7 @@ class ChatReply(ChoicesReply[ChatBody]):
                 "logprobs": None,
                 "finish_reason": delta.finish_reason,
                 "stop_reason": delta.stop_reason,
-                **sampled,
+                **self.sampled_fields(delta.index, sampled[start:] if sampled else None),
             }
             events.append(self.chunk(choice))
         return b"".join(events)
@@ -158,6 +165,18 @@ class ChatReply(ChoicesReply[ChatBody]):
             "stop_reason": last and last.stop_reason,
             **self.sampled_fields(index, join_rows(folded.sampled)),
         }
+
+
+def _ends(parts: Sequence[Part]) -> list[int]:
+    """Where the tokens end of which each part's chunk tells: those of its text, and those before it that are in none.
+
+    A token in two parts goes with the first. A name that came after its arguments is shown before them, so its tokens
+    come with theirs.
+    """
+    firsts = [*accumulate((part.places[0] for part in reversed(parts)), min)][::-1]
+    lasts = accumulate((part.places[-1] for part in parts), max)
+    following = [*firsts[1:], None][: len(parts)]
+    return [last + 1 if first is None or last <= first else first for last, first in zip(lasts, following, strict=True)]
 
 
 def _all_logprobs(folded: _Folded) -> JsonObject:

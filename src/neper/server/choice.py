@@ -55,7 +55,8 @@ class Delta:
         tokens: tokens whose text is settled now, in order.
         parts: what they are in a message's fields, where a parser tells; else None.
         scores: of `tokens`, one each; None when there are none, or the engine sends none.
-        sampled: rows of the tokens sampled since the last delta, settled or not; None when there are none.
+        sampled: rows of `tokens`, and on the last delta also those of tokens that are in no text, since a stop string
+            cut them off; None when there are none.
         begin: place among `tokens` of the one that begins a text of its own; -1 where none does, or it makes no
             difference to this tokenizer.
         text: the visible text of `tokens`.
@@ -143,7 +144,7 @@ class Choice:
         self._started = False
         self._pending: list[PackedRows] = []
         self._unsettled: list[TextToken] = []
-        self._unshown: list[PackedRows] = []
+        self._num_settled = 0
         self._scores = scores
         self._begins = begins_text and tokenizer.strips_leading_space
         self._detokenizer = Detokenizer.for_reply(tokenizer, request.sampling, begins_text=begins_text)
@@ -188,17 +189,15 @@ class Choice:
         if self._pending or len(tokens) != len(token_ids):
             rows = self._settled_rows(sampled, len(tokens))
         self.finished = finish_reason is not None
+        sampled = join_rows([rows, *self._pending]) if self.finished and self._pending else rows
         begin = -1
         if self._begins:
             begin = next((place for place, token in enumerate(tokens) if token.visible), -1)
             self._begins = begin < 0
         scores = None
         if self.validated:
-            if sampled is not None:
-                self._unshown.append(sampled)
             if not (parts or self.finished):
                 return None  # a stream does not begin before there is something to show
-            sampled, self._unshown = join_rows(self._unshown), []
             if rows is not None and self.num_listed is not None:
                 scores = PendingScores(self._scores, rows)  # not in the batch, which is the event loop's
         elif tokens and rows is not None and self.num_listed is not None:
@@ -220,12 +219,15 @@ class Choice:
         stop_reason: str | int | None,
     ) -> tuple[list[TextToken], list[Part]]:
         """The tokens whose fields are settled now, and what they are in them."""
-        before = parser.settled
+        before = self._num_settled
         pieces = parser.step(tokens)
         if finish_reason is not None:
             pieces += self._flush(parser, finish_reason, stop_reason)
-        count = parser.settled - before
         self._unsettled += tokens
+        if self.validated and not pieces and finish_reason is None:
+            return [], []  # nothing is shown of them, so they wait for those that are
+        self._num_settled = parser.settled
+        count = self._num_settled - before
         settled = self._unsettled[:count]
         del self._unsettled[:count]
         return settled, _parts(pieces, before)

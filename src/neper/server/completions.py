@@ -84,7 +84,8 @@ class CompletionReply(ChoicesReply[CompletionBody]):
             prompt_ids = {}
             events.append(self.chunk(choice))
         pieces = self._arrays(delta, state)
-        if delta.text or pieces is not None or delta.finish_reason is not None or self.request.return_token_ids:
+        sampled = delta.sampled if self.request.return_token_ids else None
+        if delta.text or pieces is not None or delta.finish_reason is not None or sampled or prompt_ids:
             choice = {
                 "index": delta.index,
                 "text": delta.text,
@@ -92,7 +93,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
                 "finish_reason": delta.finish_reason,
                 "stop_reason": delta.stop_reason,
                 **prompt_ids,
-                **self.sampled_fields(delta.index, delta.sampled),
+                **self.sampled_fields(delta.index, sampled),
             }
             events.append(self.chunk(choice))
         return b"".join(events)
