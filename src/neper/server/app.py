@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
@@ -18,7 +19,7 @@ import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
 from neper.errors import InvalidRequestError
-from neper.server.asgi import header, send_body, send_json
+from neper.server.asgi import header, send_body, send_json, unless_left
 from neper.server.chat import ChatReply
 from neper.server.chat_protocol import ChatBody
 from neper.server.chat_requests import chat_generation
@@ -136,7 +137,7 @@ class _Endpoint:
 def _generates(
     kind: type[Body],
     prefix: str,
-    start: Callable[[Service, Body, str], Awaitable[Generation]],
+    start: Callable[[Service, Body, str], Coroutine[Any, Any, Generation]],
     shape: Callable[[Service, Body, Generation, str], Reply[Body]],
 ) -> Handler:
     """The handler of an endpoint that generates: its body, its replies' id prefix, its requests, its JSON."""
@@ -146,7 +147,7 @@ def _generates(
         body = await service.read_json(scope, receive, kind)
         service.check_model(body.model)
         reply_id = new_id(prefix)
-        generation = await start(service, body, reply_id)
+        generation = await unless_left(start(service, body, reply_id), receive)
         reply = shape(service, body, generation, reply_id)
         interval = service.config.stream_ping_interval
         await deliver(reply, Exchange.of(scope), receive, send, interval=interval)

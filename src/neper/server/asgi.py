@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -11,6 +13,7 @@ from neper.errors import InvalidRequestError, NeperError, RequestTooLargeError, 
 from neper.server.generation import ClientDisconnected
 
 Header = tuple[bytes, bytes]
+Result = TypeVar("Result")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -55,6 +58,25 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def unless_left(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
+    """Work for a client whose request is there whole; cancelled when it leaves. Raises ClientDisconnected then."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnected
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Sequence[Header] = ()) -> None:

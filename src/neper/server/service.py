@@ -28,6 +28,8 @@ from neper.server.asgi import read_body
 from neper.server.connections import Connections
 from neper.server.entries import Entries
 from neper.server.exchange import Exchange
+from neper.server.long_texts import Encoding, LongTexts
+from neper.server.memory import MemoryReturn
 from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
 from neper.server.strict import Body, decode_body
@@ -41,8 +43,6 @@ from neper.types import JsonObject
 if TYPE_CHECKING:
     from neper.server.generation import Generation
 
-# Above this, text is encoded in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
-INLINE_CHARACTERS = 10_000
 # Larger bodies are decoded in a thread: at worst 2 ms of work, some of which lets the event loop run.
 INLINE_BYTES = 32 * 1024
 # What a template writes around a message; even empty ones add up.
@@ -96,7 +96,8 @@ class Service:
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._long_texts = asyncio.Lock()
+        self._long_texts = LongTexts()
+        self._memory = MemoryReturn()
         # One thread: decoding holds the GIL for long, and with several the event loop would have to wait for each.
         self._decoding = ThreadPoolExecutor(1, "decoding")
 
@@ -135,6 +136,7 @@ class Service:
             yield
         finally:
             self._forget(exchange)
+            self._memory.ended(exchange.num_bytes)
 
     def arrived(self, exchange: Exchange) -> None:
         """The body of a request is there whole."""
@@ -206,23 +208,32 @@ class Service:
     async def read_json(self, scope: Scope, receive: Receive, kind: type[Body]) -> Body:
         """The body of a request, decoded and checked by itself."""
         data = await read_body(scope, receive, self.config.max_body_bytes)
+        Exchange.of(scope).num_bytes += len(data)
         if len(data) <= INLINE_BYTES:
             return decode_body(data, kind)
         return await asyncio.get_running_loop().run_in_executor(self._decoding, decode_body, data, kind)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return await self.run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    async def encode(self, text: str, *, add_special_tokens: bool, limit: int | None = None) -> list[int]:
+        """Ids of a text. Raises ContextLengthError where a long one has more than `limit` (default: the context)."""
+        encoding = Encoding(limit or self.engine.capabilities.max_model_len)
+
+        def encode() -> list[int]:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, progress=encoding.progress)
+
+        return await self._long_texts.run(len(text), encode, encoding)
 
     async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
         size = sum(map(_length, messages)) + len(orjson.dumps(options.get("template_kwargs")))
-        return await self.run(size, lambda: self.tokenizer.apply_chat_template(messages, **options))
+        encoding = Encoding(self.engine.capabilities.max_model_len)
+
+        def encode() -> list[int]:
+            return self.tokenizer.apply_chat_template(messages, progress=encoding.progress, **options)
+
+        return await self._long_texts.run(size, encode, encoding)
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
         """Do work on a text of about `size` characters: here, or in a thread where that takes long."""
-        if size <= INLINE_CHARACTERS:
-            return work()
-        async with self._long_texts:
-            return await asyncio.to_thread(work)
+        return await self._long_texts.run(size, work)
 
 
 def _length(message: JsonObject) -> int:

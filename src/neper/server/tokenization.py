@@ -6,16 +6,21 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from neper.errors import InvalidRequestError
-from neper.server.asgi import send_json
+from neper.server.asgi import send_json, unless_left
 from neper.server.protocol import DetokenizeBody, TokenizeBody
 from neper.server.service import Service
 from neper.types import JsonObject
+
+MAX_TOKENS = 2**18
+"""Most ids that a text may become, where the context has fewer."""
 
 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = await service.read_json(scope, receive, TokenizeBody)
     service.check_model(body.model)
-    tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    limit = max(MAX_TOKENS, service.engine.capabilities.max_model_len)
+    special = body.add_special_tokens is not False
+    tokens = await unless_left(service.encode(body.prompt, add_special_tokens=special, limit=limit), receive)
     reply: JsonObject = {
         "tokens": tokens,
         "count": len(tokens),

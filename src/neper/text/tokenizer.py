@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from tokenizers.processors import TemplateProcessing
 
 from neper.errors import InvalidRequestError, ModelLoadError
 from neper.text.chat_template import ChatTemplate
+from neper.text.pieces import PIECE, PieceEncoder, Progress
 from neper.text.vocabulary import read_vocabulary
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -141,13 +143,20 @@ class Tokenizer:
         source = self.chat_template or ""
         return source if isinstance(source, str) else "\n".join(source.values())
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, progress: Progress | None = None) -> list[int]:
         """Ids of a text; special tokens spelled out in it become their ids.
+
+        Args:
+            progress: told of a long text how many ids there are at least, again and again; what it raises ends this.
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which no UTF-8 spells.
         """
         try:
+            if progress is not None and len(text) > 2 * PIECE:
+                ids = self._pieces.encode(text, progress).tolist()
+                first, last = self._around if add_special_tokens else ([], [])
+                return [*first, *ids, *last]
             # Unlike `encode`, the batch call lets other threads run meanwhile: the event loop, when a text is long.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:
@@ -160,6 +169,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
+        progress: Progress | None = None,
     ) -> list[int]:
         """Ids of a conversation, as the model's template writes it; the template adds BOS where one belongs.
 
@@ -174,7 +184,18 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False, progress=progress)
+
+    @cached_property
+    def _pieces(self) -> PieceEncoder:
+        return PieceEncoder(self._backend, max(map(len, self._table)))
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        alone, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        before = next(place for place in range(len(whole)) if whole[place : place + len(alone)] == alone)
+        return whole[:before], whole[before + len(alone) :]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's own bytes; b"" for an id without token."""

@@ -1,0 +1,65 @@
+"""Work on long texts: in threads of its own, so that small requests never wait behind it, and ended once nobody waits.
+
+Encoding lets other threads run, but it takes a second a megabyte: whoever sends much and leaves must not be served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from neper.errors import ContextLengthError, OverloadedError
+from neper.server.generation import ClientDisconnected
+
+# Above this, work is done in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
+INLINE_CHARACTERS = 10_000
+THREADS = 2
+MAX_WAITING = 256
+
+Result = TypeVar("Result")
+
+
+class Encoding:
+    """What an encoder tells how far it is, and what ends it: too many ids, or that nobody waits for them.
+
+    Args:
+        limit: most ids; None = any number.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.left = False
+        self._limit = limit
+
+    def progress(self, num_ids: int) -> None:
+        """There are at least `num_ids`. Raises ContextLengthError, ClientDisconnected."""
+        if self.left:
+            raise ClientDisconnected
+        if self._limit is not None and num_ids > self._limit:
+            raise ContextLengthError(f"the text has more than {self._limit} tokens, as many as are taken here")
+
+
+class LongTexts:
+    """Does work on texts: at once where they are short, else in one of a few threads."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "texts")
+        self._num_waiting = 0
+
+    async def run(self, size: int, work: Callable[[], Result], encoding: Encoding | None = None) -> Result:
+        """Do work on about `size` characters. When the caller is cancelled, `encoding` hears of it.
+
+        Raises OverloadedError where as much work waits as may.
+        """
+        if size <= INLINE_CHARACTERS:
+            return work()
+        if self._num_waiting >= MAX_WAITING:
+            raise OverloadedError(f"{self._num_waiting} long texts are waiting to be encoded", retry_after=1)
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_waiting -= 1
+            if encoding is not None:
+                encoding.left = True

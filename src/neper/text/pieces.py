@@ -1,0 +1,124 @@
+"""Long texts are encoded piece by piece, so that whoever waits for the ids can leave, or has enough, in between.
+
+A piece ends between a letter and a space, where a tokenizer is known to begin anew. Of tokenizers where that is not
+known, and of texts without such a place, all is one piece; then its beginnings are encoded first, each four times as
+long as the one before, so that what is far too long is known without encoding all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+Progress = Callable[[int], None]
+"""progress(ids): there are at least so many; what it raises ends the encoding."""
+
+PIECE = 32 * 1024
+"""Characters of a piece, about: 20 ms of work."""
+
+_PLACE = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
+_PROBES = ("the fox", "I'm he", "x's y", "Ab cD", "we'LL go", "ЖЖ a b c", "1a b", "-a b", "\na b", " a b", "日本a b")
+
+
+class PieceEncoder:
+    """Encodes long texts with a backend, whose special tokens around a text it does not add.
+
+    Attributes:
+        begins_anew: the ids of a text are those of its pieces, one after the other.
+        longest: most characters that an id stands for; None where there is no such bound.
+    """
+
+    def __init__(self, backend: Backend, longest: int) -> None:
+        self._backend = backend
+        steps = _steps(backend.pre_tokenizer)
+        self.begins_anew = _begins_anew(backend, steps)
+        self.longest = longest if self.begins_anew and _covers_text(backend, steps) else None
+
+    def encode(self, text: str, progress: Progress) -> array[int]:
+        """Raises TypeError for a text that UTF-8 cannot spell."""
+        if self.longest:
+            progress(-(-len(text) // self.longest))
+        ids = array("I")
+        for piece in self._pieces(text):
+            size = 2 * PIECE
+            while 2 * size < len(piece):
+                # The rest can change the last ids, but never half of them.
+                progress(len(ids) + len(self._encode(piece[:size])) // 2)
+                size *= 4
+            ids.extend(self._encode(piece))
+            progress(len(ids))
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        # Unlike `encode`, the batch call lets other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        start = 0
+        while self.begins_anew and (place := _PLACE.search(text, start + PIECE)):
+            yield text[start : place.start()]
+            start = place.start()
+        yield text[start:]
+
+
+def _begins_anew(backend: Backend, steps: list[dict[str, Any]]) -> bool:
+    """Words are split from the space after them by a regular expression that looks at nothing before it."""
+    if not isinstance(backend.model, BPE) or backend.model.dropout:
+        return False
+    if any(step["type"] != "NFC" for step in _steps(backend.normalizer)):
+        return False
+    if not steps or not all(map(_splits, steps)):
+        return False
+    for token in backend.get_added_tokens_decoder().values():
+        if _PLACE.search(token.content) or (token.rstrip and token.content[-1:].isalpha()):
+            return False
+    splitter = backend.pre_tokenizer
+    for probe in _PROBES:
+        pieces = [text for text, _ in splitter.pre_tokenize_str(probe)]
+        cut = _PLACE.search(probe)
+        while cut:
+            halves = probe[: cut.start()], probe[cut.start() :]
+            if pieces != [text for half in halves for text, _ in splitter.pre_tokenize_str(half)]:
+                return False
+            cut = _PLACE.search(probe, cut.end())
+    return True
+
+
+def _splits(step: dict[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        return not step["add_prefix_space"]
+    if step["type"] == "Split":
+        kept = step["behavior"] == "Isolated" or (step["behavior"] == "Removed" and step["invert"])
+        return kept and "(?<" not in str(step["pattern"])
+    return bool(step["type"] == "Digits")
+
+
+def _covers_text(backend: Backend, steps: list[dict[str, Any]]) -> bool:
+    """No character of a text goes without an id: none is dropped, joined or taken in by the token beside it."""
+    return (
+        backend.normalizer is None
+        and any(step["type"] == "ByteLevel" for step in steps)
+        and all(step.get("behavior") != "Removed" for step in steps)
+        and not any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
+    )
+
+
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, as its JSON describes each."""
+    if component is None:
+        return []
+    steps: list[dict[str, Any]] = []
+    stack = [json.loads(component.__getstate__())]
+    while stack:
+        step = stack.pop()
+        if step["type"] == "Sequence":
+            stack.extend(reversed(step.get("normalizers") or step.get("pretokenizers") or []))
+        else:
+            steps.append(step)
+    return steps
