@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +19,7 @@ from neper.errors import NeperError, StartupError
 from neper.options import with_options
 
 INTERRUPTED = 130
+MAX_STDIN = 16 * 2**20
 READER_GONE = 141
 
 # Plain help (rich_markup_mode None): it reads the same on a terminal, in a pipe and in the README.
@@ -41,19 +44,49 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def guard(*args: Any, **kwargs: Any) -> None:
         try:
+            if not _open_standard_streams() and command.__name__ != "serve":
+                raise StartupError("standard output is closed: there is nowhere to write to")
             command(*args, **kwargs)
             sys.stdout.flush()
         except NeperError as error:
-            typer.echo(f"neper: error: {error}", err=True)
-            raise typer.Exit(1) from None
+            _fail(str(error))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # What is still buffered would fail again, noisily, when the interpreter closes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
             raise typer.Exit(READER_GONE) from None
+        except OSError as error:
+            _drop_stdout()
+            _fail(f"cannot write: {error.strerror or error}" if error.filename is None else f"{error}")
 
     return guard
+
+
+def _fail(message: str) -> NoReturn:
+    """One line on stderr, and the exit code of errors."""
+    with contextlib.suppress(OSError):  # stderr may be full as well
+        typer.echo(f"neper: error: {' '.join(message.split())}", err=True)
+    raise typer.Exit(1) from None
+
+
+def _drop_stdout() -> None:
+    """What is still buffered would fail again, noisily, when the interpreter closes stdout."""
+    if sys.stdout is sys.stderr:  # `neper engine` writes to a descriptor of its own
+        return
+    with contextlib.suppress(OSError, ValueError):  # a test's stdout has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_standard_streams() -> bool:
+    """Give a process that was started without one of its standard streams an empty one. False = there is no stdout.
+
+    The next file or socket would be opened in its place, and be written to by whoever prints.
+    """
+    had_stdout = sys.stdout is not None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (for the whole process)
+    return had_stdout
 
 
 def _version(wanted: bool) -> None:
@@ -100,7 +133,7 @@ def serve(
     Examples:
       neper serve
       neper serve ./my-model --port 9000 --max-model-len 4096
-      neper serve model.gguf --host 0.0.0.0 --api-key "$KEY" --kv-cache-memory 2GiB
+      neper serve model.gguf --host 0.0.0.0 --api-key-file key.txt --kv-cache-memory 2GiB
       neper serve --engine-command "./engine --serve model.bin" --tokenizer ./my-model
 
     With --engine-command an engine of someone else's computes, which speaks the T/LP line protocol on its standard
@@ -148,12 +181,12 @@ def chat(
     from neper.chat import chat as run
     from neper.types import SamplingParams
 
-    if text == "-":
-        text = sys.stdin.read()
+    if not math.isfinite(temperature):
+        raise typer.BadParameter(f"{temperature} is no temperature", param_hint="--temperature")
     run(
         dataclasses.replace(engine, max_num_seqs=1, max_logprobs=max(engine.max_logprobs, top)),
-        text,
-        system=system,
+        _read_stdin() if text == "-" else _unicode(text),
+        system=None if system is None else _unicode(system),
         sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
         top=top,
         plain=plain,
@@ -414,6 +447,19 @@ def bench_http(
     )
 
 
+def _read_stdin() -> str:
+    """All of standard input; bytes that are no text in its encoding become U+FFFD."""
+    data = sys.stdin.buffer.read(MAX_STDIN + 1)
+    if len(data) > MAX_STDIN:
+        raise StartupError(f"standard input has more than {MAX_STDIN} bytes, which no model reads at once")
+    return data.decode(sys.stdin.encoding or "utf-8", "replace").replace("\r\n", "\n")
+
+
+def _unicode(argument: str) -> str:
+    """An argument of the command line; its bytes that are no text become U+FFFD."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     """Ascending numbers from 1, from a list with commas."""
     try:
@@ -433,3 +479,8 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:  # a text of help that could not be written; commands are `guarded`
+        _drop_stdout()
+        with contextlib.suppress(OSError):
+            print(f"neper: error: cannot write: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

@@ -14,11 +14,15 @@ from typing import Any
 from neper.errors import StartupError
 
 DEFAULT_MODEL = "smollm2-135m"
+LOGPROBS_MODES = ("raw_logprobs", "tempered_logprobs", "processed_logprobs")
+TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
+REASONING_PARSERS = ("think", "mistral", "none")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_TIME_FORMAT = "%H:%M:%S"
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]+|\[?[0-9A-Fa-f:.]+\]?|\*")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
@@ -67,12 +71,20 @@ class EngineConfig:
             raise StartupError(f"max_logprobs must be at least 0, or -1 for no cap, got {self.max_logprobs}")
         if self.dtype not in (None, "float32", "bfloat16"):
             raise StartupError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        if self.device is not None and not _DEVICE.fullmatch(self.device):
+            raise StartupError(f"device {self.device!r} is not known; use cpu or cuda")
         if self.scoring not in (None, "device", "host"):
             raise StartupError(f"scoring must be device or host, got {self.scoring!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise StartupError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
             )
+
+    def context(self, limit: int) -> int:
+        """The longest prompt + reply with a model of that context; StartupError where more was asked for."""
+        if self.max_model_len is not None and self.max_model_len > limit:
+            raise StartupError(f"max_model_len {self.max_model_len} is beyond the model's context of {limit} tokens")
+        return self.max_model_len or limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +130,13 @@ class ServerConfig:
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on.")
-    api_key: str | None = _option(None, "Bearer token that requests must carry, but for /health and /metrics.")
+    api_key: str | None = _option(
+        None,
+        "Bearer token that requests must carry, but for /health and /metrics. "
+        "The list of processes shows it; the next two options hide it.",
+    )
+    api_key_file: str | None = _option(None, "File that holds the API key alone.")
+    api_key_env: str | None = _option(None, "Name of the environment variable that holds the API key.")
     allowed_hosts: tuple[str, ...] = _option(
         (),
         "Hosts that requests may name in their Host header, with commas; * = all, *.example.com = all below it. "
@@ -173,6 +191,18 @@ class ServerConfig:
             )
         if self.api_key == "":
             raise StartupError("api_key is empty: give one, or leave the option out to need none")
+        if sum(key is not None for key in (self.api_key, self.api_key_file, self.api_key_env)) > 1:
+            raise StartupError("give one of --api-key, --api-key-file and --api-key-env")
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise StartupError("served_model_name is empty: give a name, or leave the option out")
+        for name, value, known in (
+            ("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES),
+            ("tool_call_parser", self.tool_call_parser, (None, *TOOL_CALL_PARSERS)),
+            ("reasoning_parser", self.reasoning_parser, (None, *REASONING_PARSERS)),
+        ):
+            if value not in known:
+                listed = ", ".join(choice for choice in known if choice is not None)
+                raise StartupError(f"{name} must be one of {listed}; got {value!r}")
         for name, least in (
             ("max_body_bytes", 1),
             ("max_header_bytes", 256),

@@ -34,7 +34,16 @@ def test_without_flags_the_configs_are_the_defaults() -> None:
 
 def test_every_field_has_a_flag_that_reaches_it() -> None:
     values: dict[type, str] = {str: "x", int: "7", float: "0.5"}
-    special = {"dtype": "float32", "log_level": "debug", "scoring": "host", "max_header_bytes": "512"}
+    special = {
+        "dtype": "float32",
+        "log_level": "debug",
+        "scoring": "host",
+        "max_header_bytes": "512",
+        "device": "cuda:1",
+        "logprobs_mode": "tempered_logprobs",
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "think",
+    }
     lists = {
         "allowed_hosts": ("a.example", ("a.example",)),
         "allowed_origins": ("http://a.example", ("http://a.example",)),

@@ -161,7 +161,7 @@ def test_what_cannot_be_loaded(byte_level: Pair, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot read"):
         Tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ModelLoadError, match="not a JSON object"):
+    with pytest.raises(ModelLoadError, match="does not hold a JSON object"):
         Tokenizer.from_directory(tmp_path)
 
 

@@ -33,6 +33,7 @@ from neper.engine.messages import (
     encode,
 )
 from neper.errors import StartupError
+from neper.files import one_line
 from neper.models import source
 
 logger = logging.getLogger("neper.engine")
@@ -72,7 +73,7 @@ class EngineProcess:
             return 1
         except (MemoryError, RuntimeError) as error:
             logger.exception("the engine could not start")
-            self._send(StartFailed(f"the engine could not start: {error}"))
+            self._send(StartFailed(f"the engine could not start: {one_line(error)}"))
             return 1
         self._send(Ready(core.capabilities, core.stats()))
         while self._take_messages(core):

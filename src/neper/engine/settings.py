@@ -66,10 +66,7 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
     """
     device = choose_device(config.device)
     dtype = getattr(torch, config.dtype) if config.dtype else choose_dtype(device)
-    model_limit = model.max_position_embeddings
-    max_model_len = config.max_model_len or model_limit
-    if max_model_len > model_limit:
-        raise StartupError(f"max_model_len {max_model_len} is beyond the model's context of {model_limit} tokens")
+    max_model_len = config.context(model.max_position_embeddings)
     num_threads = choose_threads(config.num_threads)
     on_gpu = device.type == "cuda"
     kernels = backends.steps(device, model.vocab_size, model.head_dim).name == "triton"

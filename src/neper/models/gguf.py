@@ -50,9 +50,9 @@ def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Pr
     if finished is not None:
         return finished
     final = cache.directory(cache_dir, key)
-    if progress is not None:
-        progress(0, 1, f"converting {path.name}")
     model = open_model(path)
+    if progress is not None:
+        progress(0, len(model.tensors), f"converting {path.name}")
     work: Path | None = None
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)

@@ -46,6 +46,7 @@ class OwnBackend:
     def __init__(self, config: EngineConfig, *, log_level: str) -> None:
         with ProgressLine(sys.stderr) as progress:
             model = source.resolve(config.model, progress=progress)
+        config.context(model.model_max_length)  # before the engine's process takes seconds to find out
         self._progress = ProgressLine(sys.stderr)
         self.name = model.name
         self.eos_token_ids = model.eos_token_ids
@@ -53,11 +54,16 @@ class OwnBackend:
         self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress)
 
     async def start(self) -> None:
-        # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile.
+        # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile. The first to fail
+        # ends the start.
         reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_directory, self._path))
-        with self._progress:
-            await self.engine.start()
-        self.tokenizer = await reading
+        starting = asyncio.create_task(self.engine.start())
+        try:
+            with self._progress:
+                self.tokenizer, _ = await asyncio.gather(reading, starting)
+        finally:
+            starting.cancel()
+            await asyncio.wait((starting,))
 
     async def close(self) -> None:
         await self.engine.close()

@@ -9,16 +9,20 @@ import json
 import logging
 import logging.config
 import math
+import os
 import shlex
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig
+from neper.errors import StartupError
+from neper.files import read_text
 from neper.server.hosts import LOOPBACK
 from neper.server.listener import BACKLOG, base_url, bind, is_loopback, listen
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # After the drain timeout, for the errors to reach their clients.
+_MAX_KEY = 4096
 _CLOSING_SECONDS = 2
 _FAREWELL_SECONDS = 0.3
 
@@ -39,6 +44,9 @@ def serve(engine_config: EngineConfig, line_config: LineEngineConfig, server_con
     Raises StartupError if it cannot start.
     """
     configure_logging(server_config.log_level)
+    server_config = dataclasses.replace(
+        server_config, api_key=api_key(server_config), api_key_file=None, api_key_env=None
+    )
     # Before all that takes time: a port that is taken is said at once.
     sock = bind(server_config.host, server_config.port)
     with contextlib.closing(sock):
@@ -57,6 +65,26 @@ def serve(engine_config: EngineConfig, line_config: LineEngineConfig, server_con
         else:
             backend = OwnBackend(engine_config, log_level=server_config.log_level)
         return _run(_serve(backend, server_config, sock))
+
+
+def api_key(config: ServerConfig) -> str | None:
+    """The API key, wherever it is kept; None where none is needed.
+
+    Raises:
+        StartupError: the file or the variable that should hold it does not hold one.
+    """
+    key, where = config.api_key, "--api-key"
+    if config.api_key_file is not None:
+        where = f"--api-key-file {config.api_key_file}"
+        key = read_text(Path(config.api_key_file), _MAX_KEY).strip()
+    elif config.api_key_env is not None:
+        where = f"--api-key-env {config.api_key_env}"
+        if config.api_key_env not in os.environ:
+            raise StartupError(f"{where}: there is no such environment variable")
+        key = os.environ[config.api_key_env].strip()
+    if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
+        raise StartupError(f"{where} holds no key: one word of printable ASCII is needed, since a header carries it")
+    return key
 
 
 def allowed_hosts(config: ServerConfig, address: str) -> tuple[str, ...]:
@@ -120,7 +148,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        with contextlib.suppress(BrokenPipeError):  # nobody reads our output any more; the server goes on
+        with contextlib.suppress(OSError):  # nobody reads our output, or its disk is full; the server goes on
             print(self.announcement, flush=True)
 
     @contextlib.contextmanager

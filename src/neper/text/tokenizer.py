@@ -7,7 +7,6 @@ to import, so it is asked only for directories without a `tokenizer.json`.
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +17,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from neper.errors import InvalidRequestError, ModelLoadError
+from neper.files import MAX_TOKENIZER, read_bytes, read_json, read_text, reading
 from neper.text.chat_template import ChatTemplate
 from neper.text.pieces import PIECE, PieceEncoder, Progress
 from neper.text.vocabulary import read_vocabulary
 
+_OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -121,14 +122,18 @@ class Tokenizer:
         Raises:
             ModelLoadError: there is no tokenizer in it, or one of a kind that neper cannot take bytes from.
         """
+        with reading(f"the tokenizer in {path}"):
+            return cls._read(path)
+
+    @classmethod
+    def _read(cls, path: Path) -> Tokenizer:
         config = _read_json(path / "tokenizer_config.json")
         config = {**_read_json(path / "special_tokens_map.json"), **config}
         file = path / "tokenizer.json"
-        if file.is_file():
-            try:
-                backend = Backend.from_file(str(file))
-            except Exception as error:  # the library raises bare Exception
-                raise ModelLoadError(f"cannot read {file}: {error}") from error
+        if file.exists():
+            data = read_bytes(file, MAX_TOKENIZER)
+            with reading(file):
+                backend = Backend.from_buffer(data)
         else:
             backend = _converted(path)
         return cls(backend, config, _read_chat_template(path, config))
@@ -259,22 +264,14 @@ def _token_id(backend: Backend, text: str | None) -> int | None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"cannot read {file}: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"cannot read {file}: not a JSON object")
-    return value
+    return read_json(file) if file.exists() else {}
 
 
 def _read_chat_template(path: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The newer file wins over the key in the configuration, which holds one template or a list of named ones."""
     file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    if file.exists():
+        return read_text(file)
     source = _read_json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(source, Sequence) and not isinstance(source, str):
         return {template["name"]: template["template"] for template in source}
@@ -285,6 +282,12 @@ def _converted(path: Path) -> Backend:
     """A tokenizer in an older form (vocabulary and merges, a SentencePiece model), as transformers converts it."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a directory")
+    # transformers makes an empty tokenizer of nothing, and every prompt would be empty.
+    if not any((path / name).exists() for name in _OLDER_FILES):
+        raise ModelLoadError(
+            f"{path} has no tokenizer: neither tokenizer.json nor an older form ({', '.join(_OLDER_FILES)}); "
+            "copy those files there from the model"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from neper.errors import ModelLoadError
 
+_MAX_IDS = 2**24
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -36,7 +37,10 @@ def read_vocabulary(backend: Backend) -> Vocabulary:
     kinds = {step["type"] for step in steps}
     added = backend.get_added_tokens_decoder()
     pieces = backend.get_vocab(with_added_tokens=True)
-    table = [b""] * (1 + max(pieces.values(), default=-1))
+    last = max(pieces.values(), default=-1)
+    if last >= _MAX_IDS:
+        raise ModelLoadError(f"the tokenizer has a token with the id {last}; ids from {_MAX_IDS} on are not supported")
+    table = [b""] * (1 + last)
     strips = False
     if kinds == {"ByteLevel"}:
         to_byte = _latin_1_of_alphabet()
