@@ -233,6 +233,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         finish_reason: set on the last chunk of a request, and only there.
         stop_token_id: the token that ended the request, when one did.
         error: message of the failure when `finish_reason` is ERROR.
+        invalid: the failure is the request's own, so that it would fail again.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         queue_seconds: from the request's arrival in the engine until it was first computed; 0 where the engine does
             not tell.
@@ -246,6 +247,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     error: str | None = None
     num_cached_tokens: int = 0
     queue_seconds: float = 0.0
+    invalid: bool = False
 
 
 JsonObject = dict[str, Any]

@@ -13,6 +13,7 @@ import pytest
 
 from neper.engine.core import EngineCore
 from neper.text import grammar
+from neper.text.matcher import Grammars, Matcher
 from neper.text.tokenizer import Tokenizer
 from neper.types import FinishReason, LogprobParams, Request, SamplingParams
 from tests.engine.test_view_rows import TOLERANCE, V, views
@@ -159,3 +160,35 @@ def test_what_is_allowed_and_fits_the_grammar(core: EngineCore, tokenizer: Token
     allowed = tuple(i for i in range(V) if i == END or b"n" not in tokenizer.token_bytes(i))
     result = run(core, [guided("a", prompt, CHOICE, allowed_token_ids=allowed)])["a"]
     assert text_of(tokenizer, result) in ("positive", "pos", "日本")
+
+
+def test_case_112_a_grammar_that_takes_too_long_ends_its_request_alone(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = prompts(3, 12, seed=5)
+    slow = grammar.json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 50}).text()
+    alone = run(core, [guided("good", texts[0], JSON), request("free", texts[1])])
+    real = Matcher._charge
+
+    def charge(self: Matcher, seconds: float) -> None:
+        if self is by_text.get(slow):
+            self._spare -= 0.4
+        real(self, 0.0)
+
+    by_text: dict[str, Matcher] = {}
+    make = Grammars.matcher
+
+    def remember(self: Grammars, text: str) -> Matcher:
+        by_text[text] = make(self, text)
+        return by_text[text]
+
+    monkeypatch.setattr(Matcher, "_charge", charge)
+    monkeypatch.setattr(Grammars, "matcher", remember)
+    results = run(core, [guided("slow", texts[2], slow), guided("good", texts[0], JSON), request("free", texts[1])])
+    last = results["slow"].last
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.invalid
+    assert "the grammar cannot be followed any further: it takes more than" in (last.error or "")
+    for name, result in alone.items():
+        assert results[name].token_ids == result.token_ids
+        assert results[name].finish_reason == result.finish_reason

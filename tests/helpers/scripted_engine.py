@@ -116,6 +116,7 @@ class ScriptedEngine:
         delay: seconds before each chunk; None means that chunks are ready at once.
         fail_after, die_after, hang_after: number of chunks after which a request fails, the engine dies, or nothing
             comes any more. They apply to requests for which `affects` is true.
+        fail_invalid: the request that fails is itself at fault.
         alive, overloaded: what `submit` meets.
         garble: replaces the rows of sampled tokens.
         num_cached_tokens, queue_seconds: of all chunks with tokens.
@@ -137,6 +138,7 @@ class ScriptedEngine:
         self.prompt_rows_per_chunk = 3
         self.delay: float | None = None
         self.fail_after: int | None = None
+        self.fail_invalid = False
         self.die_after: int | None = None
         self.hang_after: int | None = None
         self.affects: Callable[[Request], bool] = lambda request: True
@@ -242,7 +244,10 @@ class ScriptedStream:
             if self.emitted == engine.fail_after:
                 self.ended = True
                 return TokenChunk(
-                    request_id=self.request.request_id, finish_reason=FinishReason.ERROR, error="a row was NaN"
+                    request_id=self.request.request_id,
+                    finish_reason=FinishReason.ERROR,
+                    error="a row was NaN",
+                    invalid=engine.fail_invalid,
                 )
             while self.emitted == engine.hang_after:
                 await asyncio.sleep(0.002)

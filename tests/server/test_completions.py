@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -313,7 +314,7 @@ FORMS: list[tuple[str, Any]] = [
 def test_a_form_reaches_the_engine_as_a_grammar(client: Client, name: str, value: Any) -> None:
     client.complete("x", **{name: value}, n=2)
     grammars = [request.sampling.grammar for request in client.engine.submitted]
-    client.server.service.grammars.check(grammars[0], name)
+    asyncio.run(client.server.service.trials.check(grammars[0], name))
     assert grammars[0] == grammars[1]
     client.engine.submitted.clear()
     check(client.post(PATH, prompt="x", **{name: value}, ignore_eos=True), 400, "ignore_eos")

@@ -84,6 +84,18 @@ def test_the_engine_fails_a_request(client: Client, path: str, after: int) -> No
     assert client.http.post(path, json=body(path)).status_code == 200
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_case_112_a_request_that_cannot_be_followed_is_a_400(client: Client, path: str) -> None:
+    """A grammar that took too much, say. Nobody should send it again, as they do after a 500."""
+    client.say("the quick brown fox")
+    client.engine.fail_after, client.engine.fail_invalid = 1, True
+    assert "NaN" in check(client.http.post(path, json=body(path)), 400, None, "invalid_value")
+    events = client.http.post(path, json=body(path, stream=True)).text.split("\n\n")
+    assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "invalid_value"
+    client.engine.fail_after = None
+    assert client.http.post(path, json=body(path)).status_code == 200
+
+
 def test_the_sdk_sees_an_error_in_a_stream(client: Client) -> None:
     client.say("the quick brown fox")
     client.engine.fail_after = 2

@@ -429,12 +429,12 @@ def test_responses(foreign: Client, thinker: Client) -> None:
     ("schema", "problem"),
     [
         ({"typ": "object"}, "the keyword 'typ' is not supported"),
-        ({"type": "objekt"}, "Invalid type"),
-        ({"pattern": "("}, "regex parse error"),
+        ({"type": "objekt"}, "must be one or more of null"),
+        ({"pattern": "("}, "a pattern cannot be held: unclosed group"),
         ({"pattern": "(?=a)b"}, "look-around"),
         ({"$ref": "http://127.0.0.1:9/schema"}, "127.0.0.1:9"),
         ({"$ref": "#/$defs/nowhere"}, "nowhere"),
-        ({"format": "zip-code"}, "Unknown format"),
+        ({"format": "zip-code"}, "not known"),
     ],
 )
 def test_schemas_are_looked_at_first(foreign: Client, schema: dict[str, Any], problem: str) -> None:

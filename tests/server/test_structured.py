@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from neper.server.structured import ResponseFormat, StructuredOutputs, constrain
 from neper.text.grammar import Constraint
 from neper.text.matcher import Grammars
 from neper.text.tokenizer import Tokenizer
+from neper.text.trials import Trials
 from tests.server.conftest import END, VOCAB_SIZE
 
 
@@ -25,6 +27,11 @@ class Body(RequestBody):
 def constraint(**fields: Any) -> Constraint | None:
     body = decode_body(json.dumps(fields).encode(), Body)
     return constraint_of(body.response_format, body.structured_outputs)
+
+
+@pytest.fixture(scope="module")
+def trials(tokenizer: Tokenizer) -> Trials:
+    return Trials(tokenizer, VOCAB_SIZE, (END,))
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +67,16 @@ LANGUAGES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("fields", "inside", "outside"), LANGUAGES, ids=lambda value: json.dumps(value)[:50])
 def test_languages(
-    tokenizer: Tokenizer, grammars: Grammars, fields: dict[str, Any], inside: list[str], outside: list[str]
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+    trials: Trials,
+    fields: dict[str, Any],
+    inside: list[str],
+    outside: list[str],
 ) -> None:
     found = constraint(**fields)
     assert found is not None
-    grammars.check(found.text(), next(iter(fields)))
+    asyncio.run(trials.check(found.text(), next(iter(fields))))
     words = np.empty(VOCAB_SIZE // 32, dtype=np.int32)
     for text in inside + outside:
         matcher = grammars.matcher(found.text())

@@ -137,7 +137,7 @@ class EngineCore:
                 self.scheduler.add(seq)
             else:
                 del self._sequences[seq.request.request_id]
-                self._ready.append(_failure(seq.request.request_id, problem))
+                self._ready.append(_failure(seq.request.request_id, problem, invalid=True))
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every request with an ERROR chunk: what is left to do when a step itself raised."""
@@ -227,7 +227,7 @@ class EngineCore:
         # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
         if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
             self._end(seq)
-            return _failure(request_id, _why_invalid(seq))
+            return _failure(request_id, _why_invalid(seq), invalid=_breaks_limits(seq))
         keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
         if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
@@ -263,9 +263,15 @@ class EngineCore:
         del self._sequences[seq.request.request_id]
 
 
+def _breaks_limits(seq: Sequence) -> bool:
+    """The sequence's grammar took more than a grammar may."""
+    return seq.matcher is not None and seq.matcher.error is not None
+
+
 def _why_invalid(seq: Sequence) -> str:
     """What to say of a row that gave no token. Which of the two it was is known where no id can be banned."""
-    if seq.matcher is not None and seq.matcher.error is not None:
+    if _breaks_limits(seq):
+        assert seq.matcher is not None
         return f"the grammar cannot be followed any further: {seq.matcher.error}"
     not_numbers = "the model produced logits that are not numbers for this request"
     if not (seq.request.sampling.masked or seq.request.sampling.logit_bias or seq.request.sampling.min_tokens):
@@ -293,5 +299,5 @@ def _sampling_problem(sampling: SamplingParams) -> str | None:
     return None
 
 
-def _failure(request_id: str, message: str) -> TokenChunk:
-    return TokenChunk(request_id=request_id, finish_reason=FinishReason.ERROR, error=message)
+def _failure(request_id: str, message: str, *, invalid: bool = False) -> TokenChunk:
+    return TokenChunk(request_id=request_id, finish_reason=FinishReason.ERROR, error=message, invalid=invalid)

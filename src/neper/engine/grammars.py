@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as _any_done
@@ -19,6 +20,8 @@ logger = logging.getLogger("neper.engine")
 
 # How long a loop with nothing else to do waits for a grammar before it looks for messages again.
 _WAIT_SECONDS = 0.01
+# One that takes long does not hold up the others. The server lets few of those come at a time.
+_THREADS = 2
 
 
 class GrammarCompiler:
@@ -35,6 +38,7 @@ class GrammarCompiler:
         self._path = path
         self._vocab_size = vocab_size
         self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
         self._grammars: dict[tuple[int, ...], Grammars] = {}
         self._waiting: dict[Sequence, Future[Matcher]] = {}
 
@@ -50,8 +54,14 @@ class GrammarCompiler:
     def compile(self, seq: Sequence) -> None:
         """Start to compile a sequence's grammar; `take` gives the sequence back."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        self._waiting[seq] = self._pool.submit(self._matcher, seq)
+            self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="grammars")
+        matcher = self._ready(seq)
+        if matcher is None:
+            self._waiting[seq] = self._pool.submit(self._matcher, seq)
+        else:
+            ready: Future[Matcher] = Future()
+            ready.set_result(matcher)
+            self._waiting[seq] = ready
 
     def take(self, *, wait: bool) -> Iterator[tuple[Sequence, str | None]]:
         """The sequences that need not wait any more, each with its matcher or with what is wrong with its grammar.
@@ -79,12 +89,17 @@ class GrammarCompiler:
             future.cancel()
         return future is not None
 
+    def _ready(self, seq: Sequence) -> Matcher | None:
+        grammars, text = self._grammars.get(seq.request.eos_token_ids), seq.request.sampling.grammar
+        return None if grammars is None or text is None else grammars.ready(text)
+
     def _matcher(self, seq: Sequence) -> Matcher:
         from neper.text.matcher import Grammars
         from neper.text.tokenizer import Tokenizer
 
         ends = seq.request.eos_token_ids
-        if ends not in self._grammars:
-            self._grammars[ends] = Grammars(Tokenizer.from_directory(self._path), self._vocab_size, ends)
+        with self._lock:
+            if ends not in self._grammars:
+                self._grammars[ends] = Grammars(Tokenizer.from_directory(self._path), self._vocab_size, ends)
         assert seq.request.sampling.grammar is not None
         return self._grammars[ends].matcher(seq.request.sampling.grammar)

@@ -144,7 +144,9 @@ def _calls(service: Service, body: ChatBody, form: ToolFormat, instead: Constrai
     # Without a call that is required, only the arguments of strict functions are held to their schema.
     functions = [_function(function) for function in shown]
     for function, description in zip(shown, functions, strict=True):
-        if not required and not function.strict:
+        if function.strict:
+            description["strict"] = True
+        elif not required:
             description.pop("parameters", None)
     return tool_calls(form.name, functions, service.tokenizer, parallel=_parallel(body), text=free, instead=instead)
 
@@ -171,7 +173,7 @@ def _parallel(body: ChatBody) -> bool:
 
 
 def _function(function: Function) -> JsonObject:
-    """As templates show it and grammars take it. Whether it is strict is the server's business."""
+    """As templates show it, and grammars take it: those are told whether it is strict as well."""
     shown: JsonObject = {"name": function.name}
     if function.description is not None:
         shown["description"] = function.description

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from neper.engine.interface import TokenStream
-from neper.errors import EngineError
+from neper.errors import EngineError, InvalidRequestError
 from neper.server.score_texts import PendingScores, ScoreBatch
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
@@ -150,10 +150,15 @@ class Choice:
         self._detokenizer = Detokenizer.for_reply(tokenizer, request.sampling, begins_text=begins_text)
 
     def step(self, chunk: TokenChunk) -> Delta | None:
-        """The delta of a chunk, or None when the chunk settles nothing. Raises EngineError when the engine failed."""
+        """The delta of a chunk, or None when the chunk settles nothing.
+
+        Raises EngineError when the engine failed, InvalidRequestError when the request cannot be followed.
+        """
         end = chunk.finish_reason
         if end is FinishReason.ERROR or end is FinishReason.ABORT:
-            raise EngineError(chunk.error or "the engine ended this request")
+            raise (InvalidRequestError if chunk.invalid else EngineError)(
+                chunk.error or "the engine ended this request"
+            )
         if chunk.num_cached_tokens:
             self.num_cached_tokens = chunk.num_cached_tokens
         if chunk.prompt is not None:

@@ -204,8 +204,7 @@ async def _checked(service: Service, body: GenerationBody, constraint: Constrain
             f"ignore_eos excludes {param}: the reply ends where its form does", param="ignore_eos"
         )
     text = constraint.text()
-    # In a thread whatever its size: a short one can be slow to compile.
-    await asyncio.to_thread(service.grammars.check, text, param)
+    await service.trials.check(text, param)
     return text
 
 

@@ -33,11 +33,11 @@ from neper.server.memory import MemoryReturn
 from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
 from neper.server.strict import Body, decode_body
-from neper.text.matcher import Grammars
 from neper.text.plain_tools import shows_system_message
 from neper.text.reasoning import reasoning_tags
 from neper.text.tokenizer import Tokenizer
 from neper.text.tools import PLAIN_FORM, tool_format
+from neper.text.trials import Trials
 from neper.types import JsonObject
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Service:
             self.tool_format = PLAIN_FORM
         self.entries = Entries(tokenizer)
         self.scores = ScoreBatch()
-        self.grammars = Grammars(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
+        self.trials = Trials(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
         self.connections = Connections(config)
         self.metrics = Metrics(self)
         self.created = int(time.time())

@@ -39,7 +39,9 @@ class ResponseFormat(Strict):
 
     def constraint(self) -> Constraint | None:
         schema = self.schema()
-        return None if schema is None else grammar.json_schema(schema, where="response_format.json_schema.schema")
+        strict = self.json_schema is not None and bool(self.json_schema.strict)
+        where = "response_format.json_schema.schema"
+        return None if schema is None else grammar.json_schema(schema, strict=strict, where=where)
 
 
 class StructuredOutputs(Strict):

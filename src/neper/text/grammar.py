@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neper.errors import InvalidRequestError
-from neper.text.json_schema import JsonSchema, check_keywords
+from neper.text.json_schema import JsonSchema, held_schema
 from neper.text.tokenizer import Tokenizer
 from neper.text.tools import FUNCTION_NAME, TOOL_FORMATS
 
@@ -25,7 +25,8 @@ _WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
 # model's choice, and part of the scores.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
 _ANYTHING = "/(?s:.*)/"
-_JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE}
+# Without \uXXXX a string has one spelling, so that a key that is not a named property's differs from it once parsed.
+_JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,20 @@ def json_object() -> Constraint:
     return json_schema({"type": "object"})
 
 
-def json_schema(schema: JsonSchema, *, where: str = "the schema", param: str = "response_format") -> Constraint:
+def json_schema(
+    schema: JsonSchema, *, strict: bool = False, where: str = "the schema", param: str = "response_format"
+) -> Constraint:
     """JSON that a schema allows, with properties in the schema's order.
 
     Args:
+        strict: objects have no other properties than those named, unless `additionalProperties` says more.
         where: how errors call the schema.
         param: the request field that errors name.
 
     Raises:
-        InvalidRequestError: a keyword that JSON Schema does not have.
+        InvalidRequestError: a schema that cannot be held.
     """
-    return Constraint((_schema_grammar("json", schema, where, param),))
+    return Constraint((_schema_grammar("json", schema, where, param, closed=strict),))
 
 
 def regex(pattern: str, *, param: str = "structured_outputs") -> Constraint:
@@ -107,7 +111,8 @@ def tool_calls(
 
     Args:
         format: a name among TOOL_FORMATS.
-        functions: OpenAI's function objects: `name`, and `parameters`, a schema of the arguments (absent: any object).
+        functions: OpenAI's function objects: `name`, `parameters`, a schema of the arguments (absent: any object), and
+            `strict`, as `json_schema` takes it.
         text: any text may come before the calls, and in place of them.
         instead: JSON that may come in place of the calls, which then must not be `bare` themselves: a lexer could not
             tell which it reads.
@@ -173,11 +178,9 @@ def _lark(name: str, text: str) -> Constraint:
     return Constraint(({"name": name, "lark_grammar": text},))
 
 
-def _schema_grammar(name: str, schema: JsonSchema, where: str, param: str) -> dict[str, Any]:
-    check_keywords(schema, where, param)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    return {"name": name, "json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
+def _schema_grammar(name: str, schema: JsonSchema, where: str, param: str, *, closed: bool) -> dict[str, Any]:
+    held = held_schema(schema, where, param, closed=closed)
+    return {"name": name, "json_schema": {**held, "x-guidance": _JSON_OPTIONS}}
 
 
 def _arguments_grammar(function: Mapping[str, Any], param: str) -> dict[str, Any]:
@@ -189,7 +192,8 @@ def _arguments_grammar(function: Mapping[str, Any], param: str) -> dict[str, Any
     schema = {} if schema is None else schema
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise InvalidRequestError(f"{where} must be a JSON Schema of type object", param=param)
-    return _schema_grammar(f"parameters_of_{name}", {"type": "object", **schema}, where, param)
+    closed = bool(function.get("strict"))
+    return _schema_grammar(f"parameters_of_{name}", {"type": "object", **schema}, where, param, closed=closed)
 
 
 def _control_token(text: str, tokenizer: Tokenizer) -> int | None:

@@ -36,7 +36,7 @@ Keyword = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
 
 
 class JsonForm:
-    """A schema that replies are checked against. Grammars.check must have let it pass: it knows what is no schema, and
+    """A schema that replies are checked against. Trials.check must have let it pass: it knows what is no schema, and
     that references lead nowhere else.
     """
 
@@ -114,7 +114,7 @@ class _Limits:
 
 @functools.cache
 def _bytes() -> LLTokenizer:
-    return bytes_tokenizer(0, {})
+    return bytes_tokenizer()
 
 
 class _Value(NamedTuple):

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import functools
-import json
-import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from neper.errors import InvalidRequestError
-from neper.text.grammar import MAX_CHARACTERS
+from neper.text.grammar_problems import problem_of
+from neper.text.recent import Recent
 from neper.text.tokenizer import Tokenizer
-from neper.text.trial import Trial
+from neper.text.trial import Vocabulary
+from neper.text.trials import vocabulary_of
 from neper.types import Int32Array
 
-# The default for a step refuses lists of words over a vocabulary of 150,000; this is up to 150 ms of one thread's work.
-LIMITS = LLParserLimits(step_max_items=150_000, verbose_errors=False)
+# The defaults refuse lists of words over a vocabulary of 150,000 (items of a step), and rules with more than 1,000
+# optional parts or 2,000 alternatives (items of a row). Time is bounded by what follows.
+LIMITS = LLParserLimits(step_max_items=150_000, max_items_in_row=20_000, verbose_errors=False)
+
+STEP_SECONDS = 0.01
+"""CPU time that a grammar may take at each step; usual ones take a hundredth of it."""
+SPARE_SECONDS = 1.0
+"""How much more it may take in all. Whoever exceeds that is ended, since everybody waits for the masks of a step."""
+
+# Compiled grammars that are kept, so that each is compiled once; those that took long are kept beside the others.
+_KEPT = 64
+_KEPT_LONG = 32
+_LONG_SECONDS = 0.05
 
 
 class Matcher:
@@ -27,15 +39,23 @@ class Matcher:
     Args:
         matcher: llguidance's, at the beginning.
         exists: [ceil(V/32)] int32, the ids that have a token.
+
+    Attributes:
+        slow: it may be what made a step long, so it is measured.
     """
 
     def __init__(self, matcher: LLMatcher, exists: Int32Array) -> None:
         self._matcher = matcher
         self._exists = exists
+        self._spare = SPARE_SECONDS
+        self.slow = False
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False where it does not fit."""
-        return self._matcher.consume_token(token_id)
+        start = time.thread_time()
+        fits = self._matcher.consume_token(token_id)
+        self._charge(time.thread_time() - start)
+        return fits
 
     @property
     def finished(self) -> bool:
@@ -45,7 +65,9 @@ class Matcher:
     @property
     def error(self) -> str | None:
         """What went wrong: a token that did not fit, or a grammar that outgrew the limits of one step."""
-        return _reason(self._matcher.get_error()) if self._matcher.is_error() else None
+        if self._spare < 0:
+            return f"it takes more than {1000 * STEP_SECONDS:g} ms a token, and {SPARE_SECONDS:g} s beyond that"
+        return problem_of(self._matcher.get_error(), is_schema=False) if self._matcher.is_error() else None
 
     def fill(self, words: Int32Array) -> None:
         """Write which ids may come next.
@@ -53,24 +75,47 @@ class Matcher:
         Args:
             words: [ceil(V/32)] int32; bit i of word w is set where id 32 * w + i may come. None is after an error.
         """
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._spare >= 0:
+            start = time.thread_time()
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            seconds = time.thread_time() - start
+            self._charge(seconds)
+            self.slow = seconds > STEP_SECONDS
         self._restrict(words)
+
+    def allowed(self) -> list[int]:
+        """The ids that may come next."""
+        words = np.empty_like(self._exists)
+        self.fill(words)
+        ids: list[int] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        return ids
+
+    def _charge(self, seconds: float) -> None:
+        self._spare -= max(0.0, seconds - STEP_SECONDS)
 
     def _restrict(self, words: Int32Array) -> None:
         words &= self._exists
-        if self._matcher.is_error():
+        if self._spare < 0 or self._matcher.is_error():
             words[:] = 0  # llguidance would let the text end there
 
 
 def fill_masks(matchers: Sequence[Matcher], words: Int32Array) -> None:
-    """`Matcher.fill` for several at once, in parallel. `words`: [n, ceil(V/32)] int32, C-contiguous."""
-    if len(matchers) == 1:
-        matchers[0].fill(words[0])
-        return
-    rows = [(matcher._matcher, row) for row, matcher in enumerate(matchers)]
-    _executor().unsafe_compute_mask_ptr(rows, words.ctypes.data, words.strides[0], len(rows))
-    for matcher, row in zip(matchers, words, strict=True):
-        matcher._restrict(row)
+    """`Matcher.fill` for several at once, in parallel. `words`: [n, ceil(V/32)] int32, C-contiguous.
+
+    Together they cannot be measured. So after a long step each is filled alone once, and those that are slow go on so.
+    """
+    together = [row for row, matcher in enumerate(matchers) if not matcher.slow]
+    alone = [row for row, matcher in enumerate(matchers) if matcher.slow] + (together if len(together) == 1 else [])
+    for row in alone:
+        matchers[row].fill(words[row])
+    if len(together) > 1:
+        start = time.perf_counter()
+        rows = [(matchers[row]._matcher, row) for row in together]
+        _executor().unsafe_compute_mask_ptr(rows, words.ctypes.data, words.strides[0], len(matchers))
+        slow = time.perf_counter() - start > STEP_SECONDS
+        for row in together:
+            matchers[row].slow = slow
+            matchers[row]._restrict(words[row])
 
 
 @functools.cache
@@ -78,8 +123,28 @@ def _executor() -> LLExecutor:
     return LLExecutor()
 
 
+class Compiler:
+    """Compiles grammars for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
+        bits = np.zeros(-(-vocabulary.size // 32) * 32, dtype=np.uint8)
+        bits[: vocabulary.size] = [bool(token) for token in vocabulary.tokens[: vocabulary.size]]
+        self._exists: Int32Array = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+        self._tokenizer = _tokenizer(vocabulary, encode or self._encode)
+
+    def start(self, text: str) -> LLMatcher:
+        """llguidance's matcher at the beginning of a serialised grammar; it may be in error."""
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+
+    def matcher(self, start: LLMatcher) -> Matcher:
+        return Matcher(start.deep_copy(), self._exists)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.greedy_tokenize(text)
+
+
 class Grammars:
-    """Compiles grammars for one tokenizer; cheap to make, and safe to share between threads.
+    """Compiled grammars for one tokenizer; cheap to make, and safe to share between threads.
 
     Args:
         vocab_size: width of the logits; ids without token are never allowed.
@@ -87,88 +152,55 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._source = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = list(eos_token_ids)
-        self._control = sorted(token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size)
+        self._source = (tokenizer, vocab_size, eos_token_ids)
         self._lock = threading.Lock()
-        self._compiled: tuple[LLTokenizer, Int32Array] | None = None
-        self._trial = Trial(vocab_size, {token_id: tokenizer.token_text(token_id) for token_id in self._control})
+        self._compiled: Compiler | None = None
+        self._kept: Recent[str, LLMatcher] = Recent(_KEPT)
+        self._kept_long: Recent[str, LLMatcher] = Recent(_KEPT_LONG)
 
-    def check(self, text: str, param: str) -> None:
-        """Try a grammar that a stranger wrote: compile it, in a process of its own first, and take its first step.
-
-        Raises:
-            InvalidRequestError: it is not valid, too large, or takes too long; the error names `param`.
-        """
-        if len(text) > MAX_CHARACTERS:
-            problem: str | None = f"it has {len(text)} characters, more than {MAX_CHARACTERS}"
-        else:
-            problem = self._trial.run(text)
-            if problem is None and (problem := self._problem(text)) is not None:
-                problem = self._culprit(text) or problem
-        if problem is not None:
-            raise InvalidRequestError(f"{param} cannot be compiled to a grammar: {problem}", param=param)
+    def ready(self, text: str) -> Matcher | None:
+        """A matcher at the beginning of a grammar that was compiled before and is kept."""
+        with self._lock:
+            for kept in (self._kept, self._kept_long):
+                if self._compiled is not None and text in kept:
+                    return self._compiled.matcher(kept[text])
+        return None
 
     def matcher(self, text: str) -> Matcher:
-        """A matcher at the beginning of a grammar, which should have been checked.
+        """A matcher at the beginning of a grammar, which should have been tried.
 
         Raises:
             InvalidRequestError: the grammar is not valid.
         """
-        tokenizer, exists = self._vocabulary()
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise InvalidRequestError(_reason(matcher.get_error()))
-        return Matcher(matcher, exists)
+        matcher = self.ready(text)
+        if matcher is not None:
+            return matcher
+        compiler = self._compiler()
+        begun = time.thread_time()
+        start = compiler.start(text)
+        kept = self._kept if time.thread_time() - begun < _LONG_SECONDS else self._kept_long
+        if start.is_error():
+            raise InvalidRequestError(problem_of(start.get_error(), is_schema=False))
+        with self._lock:
+            kept.put(text, start)
+        return compiler.matcher(start)
 
-    def _problem(self, text: str) -> str | None:
-        """Why a grammar cannot be compiled, or not take its first step."""
-        try:
-            matcher = self.matcher(text)
-        except InvalidRequestError as error:
-            return error.message
-        matcher.fill(np.empty(-(-self._vocab_size // 32), dtype=np.int32))
-        return matcher.error
-
-    def _culprit(self, text: str) -> str | None:
-        """Which of several schemas is not valid, and why."""
-        schemas = [grammar for grammar in json.loads(text)["grammars"] if "json_schema" in grammar]
-        if len(schemas) > 1:
-            for schema in schemas:
-                problem = self._problem(json.dumps({"grammars": [schema]}))
-                if problem is not None:
-                    return f"{schema['name']}: {problem}"
-        return None
-
-    def _vocabulary(self) -> tuple[LLTokenizer, Int32Array]:
-        """The vocabulary as llguidance wants it, made at the first use, and the mask of its ids."""
+    def _compiler(self) -> Compiler:
         with self._lock:
             if self._compiled is None:
-                tokens = [self._source.token_bytes(token_id) for token_id in range(self._vocab_size)]
-                bits = np.zeros(-(-len(tokens) // 32) * 32, dtype=np.uint8)
-                bits[: len(tokens)] = [bool(token) for token in tokens]
-                exists: Int32Array = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
-                ends = self._eos_token_ids
-                if not ends:  # then it is one beyond the logits
-                    ends = [len(tokens)]
-                    tokens.append(b"<end>")
-                encode = functools.partial(self._source.encode, add_special_tokens=False)
-                self._compiled = _compile(tokens, self._control, ends, encode), exists
+                encode = functools.partial(self._source[0].encode, add_special_tokens=False)
+                self._compiled = Compiler(vocabulary_of(*self._source), encode)
             return self._compiled
 
 
-def bytes_tokenizer(vocab_size: int, control_tokens: Mapping[int, str]) -> LLTokenizer:
-    """A vocabulary of single bytes behind control tokens: whether a grammar can be compiled depends on no more."""
-    tokens = [control_tokens.get(token_id, "").encode() for token_id in range(vocab_size)]
-    tokens += [bytes([byte]) for byte in range(256)]
-    return _compile([*tokens, b"<end>"], sorted(control_tokens), [len(tokens)], lambda text: list(text.encode()))
+def bytes_tokenizer() -> LLTokenizer:
+    """A vocabulary of single bytes."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    return _tokenizer(Vocabulary(257, [*tokens, b"<end>"], [], [256]), lambda text: list(text.encode()))
 
 
-def _compile(
-    tokens: list[bytes], control: list[int], ends: list[int], encode: Callable[[str], list[int]]
-) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, control, ends[0], encode)), eos_token=ends)
+def _tokenizer(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(vocabulary, encode)), eos_token=vocabulary.ends)
 
 
 class _Vocabulary:
@@ -176,16 +208,11 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], control: list[int], end: int, encode: Callable[[str], list[int]]) -> None:
-        self.tokens = tokens
-        self.special_token_ids = control
-        self.eos_token_id = end
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.control
+        self.eos_token_id = vocabulary.ends[0]
         self._encode = encode
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)
-
-
-def _reason(message: str) -> str:
-    """llguidance's message on one line, without the picture of where it was."""
-    return re.sub(r"\s+", " ", message.split("<state>")[0])[:400].strip()

@@ -1,58 +1,119 @@
 """Grammars tried in a process of their own: compiling what strangers wrote can take minutes, or overflow the stack.
 
 llguidance counts what it does, but not all of it (intersections of patterns grow exponentially), and goes through rules
-and references recursively. What a trial survives is compiled again where it is used, on a larger stack.
+and references recursively. So each grammar gets a child of that process, with limits of CPU time, memory and stack. It
+is compiled there and its first masks are made, over the same vocabulary and with the same limits as where it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-SECONDS = 2.0
-"""How long a grammar may take to compile."""
+from neper.text.grammar_problems import problem_of
 
-_LATE = 3  # exit status
+if TYPE_CHECKING:
+    from neper.text.matcher import Compiler
+
+WATCHDOG_SECONDS = 30.0
+"""Wall time after which a trial is held to have been stopped, not to compute; its limit counts CPU time."""
+
 _STACK_BYTES = 4 * 2**20  # half of what threads usually have
+_MEMORY_BYTES = 512 * 2**20  # beyond what the process has
+_TOKENS = 3  # tokens that each of a trial's texts goes on by
+_TOO_DEEP = "it is nested too deeply"
+_TOO_LARGE = "it takes too much memory"
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What grammars are compiled for.
+
+    Attributes:
+        size: width of the logits. Ids beyond it are never allowed.
+        tokens: each id's bytes; an id without token has none.
+        control: the ids that are control tokens.
+        ends: the ids that may come where a grammar may end, at least one.
+    """
+
+    size: int
+    tokens: list[bytes]
+    control: list[int]
+    ends: list[int]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a trial ended.
+
+    Attributes:
+        problem: why the grammar cannot be used; None where it can.
+        seconds: CPU time that it took.
+        late: it took more than it was given, so it was ended.
+        stopped: nothing is known of the grammar: the process was stopped, or killed by somebody.
+    """
+
+    problem: str | None = None
+    seconds: float = 0.0
+    late: bool = False
+    stopped: bool = False
 
 
 class Trial:
-    """A process that compiles grammars, started when first needed and again after one that it did not survive.
+    """A process that tries grammars one after the other, started when first needed and again when it is gone.
 
-    Args:
-        vocab_size: width of the logits.
-        control_tokens: id -> text of the tokens that grammars may name.
+    One thread uses it at a time.
     """
 
-    def __init__(self, vocab_size: int, control_tokens: Mapping[int, str]) -> None:
-        self._vocabulary = (vocab_size, dict(control_tokens))
-        self._lock = threading.Lock()
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, text: str) -> str | None:
-        """Compile a serialised grammar: why that must not be done elsewhere, or None (it may be invalid even so)."""
-        with self._lock:
-            process = self._process
-            if process is None:
-                process = self._process = _start()
-                self._end = weakref.finalize(self, _end, process)
-                _send(process, self._vocabulary)
-                _receive(process)
-            _send(process, text)
-            if _receive(process):
-                return None
-            self._process = None
-            self._end()
-            late = process.returncode == _LATE
-            return f"it takes more than {SECONDS:g} seconds" if late else "it is nested too deeply"
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def run(self, text: str, seconds: float) -> Outcome:
+        """Try a serialised grammar for up to `seconds` of CPU time."""
+        if self._process is not None and self._process.poll() is not None:
+            self._stop()  # it was killed since
+        if self._process is None:
+            self._process = _start()
+            self._finish = weakref.finalize(self, _kill, self._process)
+            if self._ask(msgspec.json.encode(self._vocabulary())) is None:
+                return Outcome(stopped=True)
+        reply = self._ask(msgspec.json.encode((seconds, text)))
+        return Outcome(stopped=True) if reply is None else msgspec.json.decode(reply, type=Outcome)
+
+    def _ask(self, line: bytes) -> bytes | None:
+        """Send a line and wait for one; None when the process is gone, or as good as that: then it is ended."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # nothing will be received
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            if select.select([process.stdout], [], [], WATCHDOG_SECONDS)[0]:
+                reply = process.stdout.readline()
+                if reply.endswith(b"\n"):
+                    return reply
+        self._stop()
+        return None
+
+    def _stop(self) -> None:
+        self._finish()
+        self._process = None
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -61,47 +122,102 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # so that its child can be ended with it, and signals of a terminal reach neither
     )
 
 
-def _send(process: subprocess.Popen[bytes], message: object) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has died: nothing will be received
-        process.stdin.write(msgspec.json.encode(message) + b"\n")
-        process.stdin.flush()
-
-
-def _receive(process: subprocess.Popen[bytes]) -> bool:
-    """Wait until it has done what it was sent; False when it died of that."""
-    assert process.stdout is not None
-    return process.stdout.readline() != b""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.communicate()  # closes its input, and so it ends; at the latest when its time is over
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _serve() -> None:
-    """A vocabulary, then grammars, a line each; a line says that one is done."""
-    from llguidance import LLMatcher
+    """A vocabulary, then what to try, a line each; a line answers each."""
+    from neper.text.matcher import Compiler
 
-    from neper.text.matcher import LIMITS, bytes_tokenizer
-
+    with contextlib.suppress(OSError):
+        os.nice(10)
     lines = iter(sys.stdin.buffer)
-    tokenizer = bytes_tokenizer(*msgspec.json.decode(next(lines), type=tuple[int, dict[int, str]]))
+    compiler = Compiler(msgspec.json.decode(next(lines), type=Vocabulary))
     print(flush=True)
     for line in lines:
-        late = threading.Timer(SECONDS, os._exit, (_LATE,))  # llguidance lets other threads run
-        late.start()
-        matcher = LLMatcher(tokenizer, msgspec.json.decode(line, type=str), log_level=0, limits=LIMITS)
-        matcher.compute_bitmask()
-        late.cancel()
-        print(flush=True)
+        seconds, text = msgspec.json.decode(line, type=tuple[float, str])
+        sys.stdout.buffer.write(msgspec.json.encode(_try(compiler, text, seconds)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _try(compiler: Compiler, text: str, seconds: float) -> Outcome:
+    """Try a grammar in a child."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            _limit(seconds)
+            threading.stack_size(_STACK_BYTES)
+            thread = threading.Thread(target=_report, args=(compiler, text, writing))
+            thread.start()
+            thread.join()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        report = pipe.read()
+    _, status, usage = os.wait4(pid, 0)
+    spent = usage.ru_utime + usage.ru_stime
+    if report:
+        return Outcome(msgspec.json.decode(report, type=str | None), spent)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        return Outcome(f"it takes more than {seconds:g} seconds to compile", spent, late=True)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return Outcome(stopped=True)
+    deep = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGSEGV, signal.SIGBUS)
+    return Outcome(_TOO_DEEP if deep else _TOO_LARGE, spent)
+
+
+def _limit(seconds: float) -> None:
+    """Limits of this process. The timer counts CPU time of all its threads, and its signal ends the process."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
+        limit = pages * resource.getpagesize() + _MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _report(compiler: Compiler, text: str, writing: int) -> None:
+    os.write(writing, msgspec.json.encode(_problem(compiler, text)))
+
+
+def _problem(compiler: Compiler, text: str) -> str | None:
+    """Why a grammar cannot be used, or None."""
+    grammars = json.loads(text)["grammars"]
+    schemas = [grammar for grammar in grammars if "json_schema" in grammar]
+    problem = _first_problem(compiler, text, is_schema=len(schemas) == len(grammars) - 1)
+    if problem is not None and len(grammars) > 2:
+        for schema in schemas:  # which of several it is
+            inner = _first_problem(compiler, json.dumps({"grammars": [schema]}), is_schema=True)
+            if inner is not None:
+                return f"{schema['name']}: {inner}"
+    return problem
+
+
+def _first_problem(compiler: Compiler, text: str, *, is_schema: bool) -> str | None:
+    """What goes wrong on the first tokens of some texts."""
+    start = compiler.start(text)
+    if start.is_error():
+        return problem_of(start.get_error(), is_schema=is_schema)
+    for place in (0.0, 0.5, 1.0):
+        matcher = compiler.matcher(start)
+        for _ in range(_TOKENS):
+            allowed = matcher.allowed()
+            if matcher.error is not None:
+                return problem_of(matcher.error, is_schema=is_schema)
+            if not allowed or not matcher.accept(allowed[int(place * (len(allowed) - 1))]):
+                break
+    return None
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server that is interrupted drains first
-    threading.stack_size(_STACK_BYTES)
-    thread = threading.Thread(target=_serve)
-    thread.start()
-    thread.join()
+    _serve()
