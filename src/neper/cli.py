@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import neper
-from neper.config import EngineConfig, LineEngineConfig, ServerConfig
+from neper.config import EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import NeperError, StartupError
 from neper.options import with_options
 
@@ -125,6 +125,7 @@ def serve(
     *,
     engine: EngineConfig,
     line: LineEngineConfig,
+    watch: WatchConfig,
     server: ServerConfig,
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API.
@@ -146,7 +147,7 @@ def serve(
 
     if line.engine_command is not None and model != EngineConfig.model:
         raise StartupError(f"give a model ({model}) or --engine-command, not both")
-    raise typer.Exit(run(dataclasses.replace(engine, model=model), line, server))
+    raise typer.Exit(run(dataclasses.replace(engine, model=model), line, server, watch))
 
 
 @app.command()

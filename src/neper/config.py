@@ -88,6 +88,24 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """How long the server waits for a sign of life of its engine's process."""
+
+    engine_unhealthy_after: float = _option(
+        5.0, "Seconds without a sign of life of neper's engine after which no requests are taken (503)."
+    )
+    engine_restart_after: float = _option(60.0, "Seconds of that after which it is killed and started again.")
+    engine_step_timeout: float = _option(
+        600.0, "Seconds in one step after which it is killed as well; raise it where a step takes minutes."
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("engine_unhealthy_after", "engine_restart_after", "engine_step_timeout"):
+            if not getattr(self, name) > 0:
+                raise StartupError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LineEngineConfig:
     """An engine of someone else's, which speaks the line protocol: `neper serve` runs it in place of its own."""
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import neper
 from neper.cli import app
-from neper.config import EngineConfig, LineEngineConfig, ServerConfig
+from neper.config import EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import StartupError
 from neper.server.chat_protocol import ChatBody
 from neper.server.protocol import CompletionBody
@@ -31,8 +31,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replaces the server by one that notes what it was given, and does what `outcome` says."""
     seen: dict[str, Any] = {"outcome": lambda: 0}
 
-    def serve(engine: EngineConfig, line: LineEngineConfig, server: ServerConfig) -> int:
-        seen.update(engine=engine, line=line, server=server)
+    def serve(engine: EngineConfig, line: LineEngineConfig, server: ServerConfig, watch: WatchConfig) -> int:
+        seen.update(engine=engine, line=line, server=server, watch=watch)
         return int(seen["outcome"]())
 
     module = ModuleType("neper.server.run")
@@ -107,6 +107,7 @@ def test_serve_hands_flags_to_the_server(served: dict[str, Any]) -> None:
 def test_serve_without_arguments_is_the_default_config(served: dict[str, Any]) -> None:
     assert CliRunner().invoke(app, ["serve"]).exit_code == 0
     assert (served["engine"], served["line"], served["server"]) == (EngineConfig(), LineEngineConfig(), ServerConfig())
+    assert served["watch"] == WatchConfig()
 
 
 def test_an_error_is_one_line_on_stderr(served: dict[str, Any]) -> None:

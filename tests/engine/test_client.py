@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import zmq
 
-from neper.config import EngineConfig
+from neper.config import EngineConfig, WatchConfig
+from neper.engine import memory
 from neper.engine.client import EngineClient, _Connection
+from neper.engine.heartbeat import Heartbeat, Pulse
 from neper.engine.interface import Engine
+from neper.engine.messages import Beat, decode_from_engine
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import resolve
 from neper.types import FinishReason, Request, SamplingParams, TokenChunk
@@ -145,6 +150,94 @@ def test_death_is_an_error_for_its_requests_and_the_next_engine_serves(directory
             assert got == want
 
     go(test())
+
+
+def test_case_116_an_engine_that_hangs_takes_no_requests_and_is_started_again(directory: Path) -> None:
+    async def test() -> None:
+        async with engine(directory) as client:
+            [text] = prompts(1, 20)
+            first = pid_of(client)
+            client._watch_config = WatchConfig(engine_unhealthy_after=2, engine_restart_after=1e6)
+            stream = client.submit(request("0", text, LONG))
+            await stream.__anext__()
+            os.kill(first, signal.SIGSTOP)
+            try:
+                await until(lambda: not client.alive)
+                with pytest.raises(OverloadedError, match="does not answer"):
+                    client.submit(request("1", text))
+            finally:
+                os.kill(first, signal.SIGCONT)
+            # It comes back, and its requests were only late.
+            async for chunk in stream:
+                last = chunk
+            assert last.finish_reason is FinishReason.LENGTH
+            stream.close()
+            await until(lambda: client.alive)
+            assert client.stats().restarts == 0
+
+            stream = client.submit(request("2", text, LONG))
+            await stream.__anext__()
+            client._watch_config = WatchConfig(engine_unhealthy_after=1, engine_restart_after=2)
+            os.kill(first, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            stream.close()
+            # Nothing runs, and nothing is held, while there is no engine (case 120).
+            assert (client.stats().running, client.stats().waiting) == (0, 0)
+            assert client.stats().free_blocks == client.stats().total_blocks
+            client._watch_config = WatchConfig()
+            await until(lambda: client.alive)
+            assert pid_of(client) != first
+            assert client.stats().restarts == 1
+            assert (await collect(client, request("3", text)))[-1].finish_reason is FinishReason.LENGTH
+
+    go(test())
+
+
+def test_case_116_a_long_step_is_no_hang_and_a_loop_that_stands_still_is_one() -> None:
+    pulse = Pulse()
+    for turn in range(3):
+        pulse.beat(turn)
+        for _ in range(100):  # beats come, the loop is in one step
+            pulse.tick()
+            pulse.heard()
+            pulse.beat(turn)
+        assert (pulse.silent, pulse.stuck) == (0, 100)
+    for _ in range(7):
+        pulse.tick()
+    assert (pulse.silent, pulse.stuck) == (7, 107)
+    pulse.heard()  # chunks count as a sign of life, but only beats say that the loop turns
+    assert (pulse.silent, pulse.stuck) == (0, 107)
+
+
+def test_case_116_beats_come_while_the_loop_s_thread_computes(tmp_path: Path) -> None:
+    context = zmq.Context()
+    with context.socket(zmq.PULL) as inbox:
+        inbox.bind(f"ipc://{tmp_path}/beats")
+        heartbeat = Heartbeat(context, f"ipc://{tmp_path}/beats")
+        heartbeat.start()
+        ones = torch.ones(300, 300)
+        while not inbox.poll(0):
+            ones @ ones
+            heartbeat.turns += 1
+        beat = decode_from_engine(inbox.recv())
+        assert isinstance(beat, Beat)
+        assert 0 < beat.turns <= heartbeat.turns
+        heartbeat.stop()
+        heartbeat.stop()
+    context.term()  # would wait for a socket that was left open
+
+
+def test_case_120_what_the_allocator_says_stays_in_the_log() -> None:
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: 1 bytes"),
+        MemoryError("Unable to allocate 3.00 GiB"),
+    ):
+        assert memory.step_failure(error).startswith("the engine ran out of memory in a step")
+        assert not any(word in memory.step_failure(error) for word in ("GiB", "alloc", "bytes"))
+    assert memory.step_failure(KeyError("/home/someone")) == "the engine failed in a step; its log says why"
 
 
 def test_close_ends_the_process_and_open_streams(directory: Path) -> None:

@@ -16,11 +16,13 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from neper.config import EngineConfig
+from neper.config import EngineConfig, WatchConfig
 from neper.engine.chunk_stream import ChunkStream
+from neper.engine.heartbeat import SECONDS, Pulse
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.messages import (
     Abort,
+    Beat,
     FromEngine,
     Loading,
     Ready,
@@ -49,12 +51,21 @@ class EngineClient:
     """An Engine (see neper.engine.interface) in a process of its own.
 
     The process's death is an EngineDeadError for the requests it had. It is started again (see Supervisor); until it
-    is ready, `submit` raises OverloadedError.
+    is ready, `submit` raises OverloadedError. So it does while nothing is heard of the process, whose requests go on if
+    it comes back, and which is killed if it does not (see heartbeat).
     """
 
     def __init__(
-        self, config: EngineConfig, source: ModelSource, *, log_level: str = "info", progress: Progress | None = None
+        self,
+        config: EngineConfig,
+        source: ModelSource,
+        *,
+        log_level: str = "info",
+        progress: Progress | None = None,
+        watch: WatchConfig | None = None,
     ) -> None:
+        self._watch_config = watch or WatchConfig()
+        self._hung = False
         self._start = Start(
             dataclasses.replace(config, model=str(source.path)),
             log_level,
@@ -74,7 +85,7 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        return self._supervisor.alive
+        return self._supervisor.alive and not self._hung
 
     async def start(self) -> None:
         """Start the process and wait until it is ready.
@@ -91,7 +102,8 @@ class EngineClient:
 
     def submit(self, request: Request) -> ChunkStream:
         if not self.alive:
-            raise OverloadedError("the engine is being started again; try again shortly", retry_after=5)
+            state = "does not answer" if self._hung else "is being started again"
+            raise OverloadedError(f"the engine {state}; try again shortly", retry_after=5)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")  # its chunks would be another stream's
         self._send(Submit(request))  # first: what cannot be encoded raises, and must leave nothing behind
@@ -103,7 +115,7 @@ class EngineClient:
 
     def _forget(self, request_id: str) -> None:
         """Stop the work of a stream that was closed before its end."""
-        if self._streams.pop(request_id, None) is not None and self.alive:
+        if self._streams.pop(request_id, None) is not None and self._supervisor.alive:
             self._send(Abort(request_id))
 
     def _send(self, message: ToEngine) -> None:
@@ -141,10 +153,40 @@ class EngineClient:
         All steps that have come are handed out before any reader runs: where readers are slower than the engine, each
         takes several tokens at a time, and so gets faster.
         """
-        while messages := await connection.receive():
-            for message in messages:
-                if isinstance(message, Step):
-                    self._hand_out(message)
+        pulse = Pulse()
+        watcher = asyncio.create_task(self._watch(connection, pulse))
+        try:
+            while messages := await connection.receive():
+                pulse.heard()
+                for message in messages:
+                    if isinstance(message, Step):
+                        self._hand_out(message)
+                    elif isinstance(message, Beat):
+                        pulse.beat(message.turns)
+        finally:
+            watcher.cancel()
+            self._hung = False
+
+    async def _watch(self, connection: _Connection, pulse: Pulse) -> None:
+        """Take no requests while the process is silent, and kill it when it stays so."""
+        while True:
+            await asyncio.sleep(SECONDS)
+            limits = self._watch_config
+            pulse.tick()
+            silent = pulse.silent * SECONDS
+            if (silent >= limits.engine_unhealthy_after) is not self._hung:
+                self._hung = not self._hung
+                if self._hung:
+                    logger.error("nothing was heard of the engine process for %g s; no requests are taken", silent)
+                else:
+                    logger.info("the engine process is heard of again")
+            stuck = pulse.stuck * SECONDS
+            if silent >= limits.engine_restart_after or stuck >= limits.engine_step_timeout:
+                logger.error(
+                    "the engine process hangs (silent for %g s, in one step for %g s); ending it", silent, stuck
+                )
+                connection.kill()
+                return
 
     def _hand_out(self, step: Step) -> None:
         self._stats = self._with_restarts(step.stats)
@@ -160,6 +202,7 @@ class EngineClient:
         return msgspec.structs.replace(stats, restarts=self._supervisor.restarts)
 
     def _lost(self) -> None:
+        self._stats = msgspec.structs.replace(self._stats, running=0, waiting=0, free_blocks=self._stats.total_blocks)
         self._fail_streams("the engine process died while it served this request")
 
     def _fail_streams(self, message: str) -> None:
@@ -235,6 +278,12 @@ class _Connection:
                 messages.append(decode_from_engine(self._inbox.recv(zmq.NOBLOCK)))
         return messages
 
+    def kill(self) -> None:
+        """End the process at once; `receive` then returns."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
     async def close(self, *, kill: bool = False) -> None:
         """End the process, unless `kill` by asking it first, and remove the sockets."""
         if self._process is not None and self._exited is not None and not self._exited.done():
@@ -243,8 +292,7 @@ class _Connection:
                 await asyncio.wait((self._exited,), timeout=_EXIT_SECONDS)
                 if not self._exited.done():
                     logger.warning("the engine process did not exit in %.0f s; killing it", _EXIT_SECONDS)
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
             await self._exited
         if self._context is not None:
             asyncio.get_running_loop().remove_reader(self._inbox.FD)

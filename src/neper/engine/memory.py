@@ -88,3 +88,10 @@ def _is_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether it is memory that was lacking. What torch raises for pinned memory and on a CPU says so in words only."""
     words = ("out of memory", "can't allocate", "cannot allocate", "not enough memory", "failed to allocate")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(w in str(error).lower() for w in words)
+
+
+def step_failure(error: Exception) -> str:
+    """What clients are told of a step that failed. The log has it in full; this machine's sizes are not theirs."""
+    if isinstance(error, (MemoryError, RuntimeError)) and _is_memory(error):
+        return "the engine ran out of memory in a step; fewer or shorter requests at a time may fit"
+    return "the engine failed in a step; its log says why"

@@ -60,8 +60,14 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The process lives; `turns` of its loop were made."""
+
+    turns: int
+
+
 ToEngine = Start | Submit | Abort | Shutdown
-FromEngine = Loading | Ready | StartFailed | Step
+FromEngine = Loading | Ready | StartFailed | Step | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -17,7 +17,9 @@ from pathlib import Path
 import zmq
 
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT
+from neper.engine import memory
 from neper.engine.core import EngineCore
+from neper.engine.heartbeat import Heartbeat
 from neper.engine.messages import (
     Abort,
     FromEngine,
@@ -56,6 +58,7 @@ class EngineProcess:
             socket.set_hwm(0)
         self._inbox.connect(f"ipc://{directory}/to-engine")
         self._outbox.connect(f"ipc://{directory}/from-engine")
+        self._heartbeat = Heartbeat(context, f"ipc://{directory}/from-engine")
 
     def serve(self) -> int:
         """Run until told to stop; returns the exit status."""
@@ -76,10 +79,15 @@ class EngineProcess:
             self._send(StartFailed(f"the engine could not start: {one_line(error)}"))
             return 1
         self._send(Ready(core.capabilities, core.stats()))
-        while self._take_messages(core):
-            if core.has_work and not self._step(core):
-                return 1
-        return 0
+        self._heartbeat.start()
+        try:
+            while self._take_messages(core):
+                if core.has_work and not self._step(core):
+                    return 1
+                self._heartbeat.turns += 1
+            return 0
+        finally:
+            self._heartbeat.stop()
 
     def _step(self, core: EngineCore) -> bool:
         """Compute one step and send what it brought. False = the device is lost: only a new process can go on."""
@@ -88,7 +96,7 @@ class EngineProcess:
             chunks = core.step()
         except Exception as error:  # a step that raises must not take the requests of tomorrow with it
             logger.exception("a step failed; its requests end with an error")
-            chunks = core.fail_all(f"the engine failed in a step: {type(error).__name__}: {error}")
+            chunks = core.fail_all(memory.step_failure(error))
             usable = core.device_usable()
         if chunks:
             self._send(Step(chunks, core.stats()))
@@ -114,6 +122,7 @@ class EngineProcess:
     def _receive(self, *, wait: bool) -> ToEngine | None:
         """The next message; None when there is none, or, waiting, when the parent is gone."""
         while wait and not self._inbox.poll(_IDLE_POLL_MS):
+            self._heartbeat.turns += 1
             if os.getppid() != self._parent:
                 return None
         try:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from neper.config import EngineConfig, LineEngineConfig
+from neper.config import EngineConfig, LineEngineConfig, WatchConfig
 from neper.engine.client import EngineClient
 from neper.engine.interface import Engine
 from neper.errors import ModelLoadError, StartupError
@@ -43,7 +43,7 @@ class Backend(Protocol):
 class OwnBackend:
     """Our own engine. Making one finds the model, which can take long: it may have to be downloaded or converted."""
 
-    def __init__(self, config: EngineConfig, *, log_level: str) -> None:
+    def __init__(self, config: EngineConfig, watch: WatchConfig, *, log_level: str) -> None:
         with ProgressLine(sys.stderr) as progress:
             model = source.resolve(config.model, progress=progress)
         config.context(model.model_max_length)  # before the engine's process takes seconds to find out
@@ -51,7 +51,7 @@ class OwnBackend:
         self.name = model.name
         self.eos_token_ids = model.eos_token_ids
         self._path = model.path
-        self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress)
+        self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress, watch=watch)
 
     async def start(self) -> None:
         # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile. The first to fail

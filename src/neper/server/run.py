@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 import neper
-from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig
+from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import StartupError
 from neper.files import read_text
 from neper.server.hosts import LOOPBACK
@@ -38,7 +38,12 @@ _CLOSING_SECONDS = 2
 _FAREWELL_SECONDS = 0.3
 
 
-def serve(engine_config: EngineConfig, line_config: LineEngineConfig, server_config: ServerConfig) -> int:
+def serve(
+    engine_config: EngineConfig,
+    line_config: LineEngineConfig,
+    server_config: ServerConfig,
+    watch_config: WatchConfig | None = None,
+) -> int:
     """Serve our own engine, or the command of `line_config`, until SIGTERM or Ctrl-C; returns the exit code.
 
     Raises StartupError if it cannot start.
@@ -63,7 +68,7 @@ def serve(engine_config: EngineConfig, line_config: LineEngineConfig, server_con
         if line_config.engine_command is not None:
             backend = LineBackend(line_config)
         else:
-            backend = OwnBackend(engine_config, log_level=server_config.log_level)
+            backend = OwnBackend(engine_config, watch_config or WatchConfig(), log_level=server_config.log_level)
         return _run(_serve(backend, server_config, sock))
 
 

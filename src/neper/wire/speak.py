@@ -194,8 +194,10 @@ class Speaker:
                 self._answer(chunk, now)
             self._tell_progress(now)
         except Exception as error:  # a step that raises must not take the requests of tomorrow with it
+            from neper.engine import memory  # brings torch
+
             logger.exception("a step failed; its requests end with an error")
-            message = f"the engine failed in a step: {type(error).__name__}: {error}"
+            message = memory.step_failure(error)
             self._core.fail_all(message)
             for reply in self._replies.values():
                 self._say(Failed(message, reply.tag))
