@@ -19,6 +19,7 @@ LIMITS = {
         "max_connections_per_client",
         "max_header_bytes",
         "max_body_bytes",
+        "max_kept_bytes",
         "max_choices",
         "max_listed",
         "max_requests",

@@ -174,6 +174,10 @@ class ServerConfig:
         None, "Tags around the model's reasoning: think, mistral, none. Default: read off its template."
     )
     max_body_bytes: int = _option(8 * 2**20, "Largest request body; a larger one is a 413.")
+    max_kept_bytes: int = _option(
+        16 * 2**20,
+        "Most bytes of items of recent responses, which a request may name by their ids (item_reference); 0 = none.",
+    )
     max_header_bytes: int = _option(64 * 2**10, "Largest headers of a request; larger ones are a 431.")
     max_connections: int | None = _option(
         None,
@@ -223,6 +227,7 @@ class ServerConfig:
                 raise StartupError(f"{name} must be one of {listed}; got {value!r}")
         for name, least in (
             ("max_body_bytes", 1),
+            ("max_kept_bytes", 0),
             ("max_header_bytes", 256),
             ("max_connections", 1),
             ("max_connections_per_client", 1),

@@ -15,7 +15,7 @@ from neper.machine import format_size
 # Fields that hold several texts: their flags take them with commas.
 LISTS = frozenset({"allowed_hosts", "allowed_origins"})
 # Fields that hold a number of bytes: their flags take 512MiB or 2GiB as well.
-SIZES = frozenset({"kv_cache_memory", "max_body_bytes", "max_header_bytes"})
+SIZES = frozenset({"kv_cache_memory", "max_body_bytes", "max_kept_bytes", "max_header_bytes"})
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):

@@ -102,6 +102,7 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
         {"max_waiting": -1},
         {"max_choices": 0},
         {"max_body_bytes": 0},
+        {"max_kept_bytes": -1},
         {"request_timeout": -1.0},
         {"request_timeout": float("nan")},
         {"log_level": "loud"},

@@ -10,6 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from neper.server.kept_items import KeptItems
+from neper.server.responses_items import InputMessage
 from tests.helpers.chat_replies import joined
 from tests.server.conftest import MODEL, Client
 from tests.server.test_errors import check
@@ -296,6 +298,38 @@ def test_case_103_a_loop_with_the_sdk(qwen: Client) -> None:
         assert "rain" in prompt(qwen)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_case_103_items_by_their_ids_are_the_items(qwen: Client, stream: bool) -> None:
+    """As the default client of one kit in JavaScript sends them back."""
+    qwen.say(f"<think>so</think>Hi\n{call(*B[:2])}")
+    for store, status in ((None, 200), (False, 400)):
+        body = {"tools": TOOLS, "store": store}
+        output = (fold(events(qwen, **body)) if stream else respond(qwen, **body))["output"]
+        assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+        results = [USER, gave(output[2]["call_id"]), USER]
+        named = [USER, *[{"type": "item_reference", "id": item["id"]} for item in output], *results[1:]]
+        assert qwen.post(PATH, input=named).status_code == status
+    respond(qwen, [USER, *output, *results[1:]])
+    named_ids, sent_ids = [qwen.engine.submitted[place].prompt_token_ids for place in (1, 3)]
+    # The calls of the two have ids of their own, which this template does not show.
+    assert named_ids == sent_ids
+
+
+def test_kept_items_are_bounded() -> None:
+    kept = KeptItems(20_000)
+    for place in range(50):
+        kept.keep(f"msg_{place}", InputMessage(role="assistant", content="x"), "x" * 100 * place)
+        assert kept.num_bytes <= 20_000
+        assert kept.get(f"msg_{place}") is not None
+    assert [place for place in range(50) if kept.get(f"msg_{place}")] == [47, 48, 49]
+    kept.keep("msg_long", InputMessage(role="assistant", content="x"), "x" * 20_000)
+    assert kept.get("msg_long") is None
+    assert kept.get("msg_49") is not None
+    nothing = KeptItems(0)
+    nothing.keep("msg_1", InputMessage(role="assistant", content=""), "")
+    assert (nothing.get("msg_1"), nothing.num_bytes) == (None, 0)
+
+
 NEUTRAL: list[dict[str, Any]] = [
     {"include": ["reasoning.encrypted_content"]},
     {"reasoning": {"summary": "auto"}},
@@ -379,7 +413,7 @@ def test_case_103_other_tools_are_refused_by_kind(qwen: Client, kind: str) -> No
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice", ""),
         ({"include": ["web_search_call.results"]}, "include", "'web_search_call.results'"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "store: false"),
+        ({"input": [USER, {"type": "item_reference", "id": "msg_1"}]}, "input", "input[1]: no item 'msg_1'"),
         ({"input": [USER, {**given(*A), "call_id": None}]}, "input", "input[1]"),
         ({"input": [{**given(*A), "namespace": "n"}]}, "input", "namespace"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input", "call_id"),

@@ -409,6 +409,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             {**USER, "content": [{"type": "text", "text": "x"}]},
             {**USER, "content": [{"type": "input_image", "image_url": "x"}]},
             {"type": "item_reference", "id": "msg_1"},
+            {"type": "item_reference"},
             {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}},
             {**THOUGHT, "encrypted_content": "x"},
             {**THOUGHT, "role": "assistant"},

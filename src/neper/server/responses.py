@@ -23,6 +23,7 @@ from neper.server.choice import Delta
 from neper.server.generation import Generation
 from neper.server.message_entries import MessageEntries
 from neper.server.reply import Reply
+from neper.server.responses_items import InputCall, InputItem, InputMessage, InputPart, InputReasoning
 from neper.server.responses_protocol import ReasoningConfig, ResponsesBody, TextConfig
 from neper.server.responses_tools import FunctionTool
 from neper.server.service import Service
@@ -48,6 +49,10 @@ class _Item(ABC):
     @abstractmethod
     def json(self, *, begun: bool = False) -> JsonObject:
         """The item as it stands; `begun`: as it stood before its first text."""
+
+    @abstractmethod
+    def input(self) -> InputItem:
+        """The item as a later request may send it back."""
 
 
 class _TextItem(_Item):
@@ -84,6 +89,9 @@ class _Reasoning(_TextItem):
         content = [] if begun else [self.part()]
         return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
 
+    def input(self) -> InputItem:
+        return InputReasoning(type="reasoning", content=[InputPart(type=self.text_kind, text=self.text)])
+
 
 class _Message(_TextItem):
     prefix = "msg"
@@ -95,6 +103,9 @@ class _Message(_TextItem):
     def json(self, *, begun: bool = False) -> JsonObject:
         content = [] if begun else [self.part()]
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+
+    def input(self) -> InputItem:
+        return InputMessage(role="assistant", content=self.text)
 
 
 class _Call(_Item):
@@ -119,6 +130,9 @@ class _Call(_Item):
             "name": self._name,
             "arguments": "" if begun else self.text,
         }
+
+    def input(self) -> InputItem:
+        return InputCall(type="function_call", call_id=self._call_id, name=self._name, arguments=self.text)
 
 
 class ResponsesReply(Reply[ResponsesBody]):
@@ -206,6 +220,9 @@ class ResponsesReply(Reply[ResponsesBody]):
         if isinstance(self._items[-1], _Call) and parser is not None and parser.num_completed == num_calls:
             status = "completed"  # it was cut after its arguments
         self._close(status)
+        if self.request.store is not False:
+            for item in self._items:
+                self.service.kept_items.keep(item.id, item.input(), item.text)
 
     def _open(self, item: _Item) -> None:
         if self._items:

@@ -135,11 +135,19 @@ class InputCallOutput(InputItem, kw_only=True):
         _check_parts(self.output, where, ("input_text", "output_text"))
 
 
+class InputReference(InputItem, kw_only=True):
+    """An item of a recent response, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 ITEMS: dict[str, type[InputItem]] = {
     "message": InputMessage,
     "reasoning": InputReasoning,
     "function_call": InputCall,
     "function_call_output": InputCallOutput,
+    "item_reference": InputReference,
 }
 
 RawItem = Annotated[msgspec.Raw, Meta(extra_json_schema=one_of(*ITEMS.values()))]
@@ -147,12 +155,6 @@ RawItem = Annotated[msgspec.Raw, Meta(extra_json_schema=one_of(*ITEMS.values()))
 
 def read_item(raw: msgspec.Raw, where: str) -> InputItem:
     kind = type_of(raw, where, "input") or "message"
-    if kind == "item_reference":
-        raise UnsupportedError(
-            f"{where}: items of type 'item_reference' are not supported: this server keeps nothing, so input must have "
-            "the item itself (clients send it with store: false)",
-            param="input",
-        )
     if kind not in ITEMS:
         raise UnsupportedError(
             f"{where}: items of type {kind!r} are not supported, only {', '.join(map(repr, ITEMS))}", param="input"

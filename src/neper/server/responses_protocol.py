@@ -166,7 +166,7 @@ class ResponsesBody(GenerationBody, dict=True):
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
                 raise UnsupportedError(
-                    f"{name} is not supported: this server keeps nothing, so input must have all of the conversation",
+                    f"{name} is not supported: no response is kept here, so input must have all of the conversation",
                     param=name,
                 )
         super().check()
@@ -177,7 +177,9 @@ class ResponsesBody(GenerationBody, dict=True):
         assert self.choice is not None
         self._check_include()
         if self.background:
-            raise UnsupportedError("background: true is not supported: this server keeps nothing", param="background")
+            raise UnsupportedError(
+                "background: true is not supported: this server keeps no responses", param="background"
+            )
         if self.text is not None and self.text.format is not None:
             self.text.format.check()
         if self.reasoning is not None:

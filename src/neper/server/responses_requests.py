@@ -16,7 +16,14 @@ from neper.server.chat_protocol import (
 from neper.server.chat_requests import chat_generation
 from neper.server.generation import Generation
 from neper.server.protocol import GenerationBody
-from neper.server.responses_items import InputCall, InputCallOutput, InputItem, InputMessage, InputReasoning
+from neper.server.responses_items import (
+    InputCall,
+    InputCallOutput,
+    InputItem,
+    InputMessage,
+    InputReasoning,
+    InputReference,
+)
 from neper.server.responses_protocol import ResponsesBody
 from neper.server.responses_tools import AllowedTools, FunctionChoice
 from neper.server.service import Service
@@ -32,7 +39,7 @@ _PATHS = {
 
 async def response_generation(service: Service, body: ResponsesBody, reply_id: str) -> Generation:
     try:
-        return await chat_generation(service, _chat_body(body), reply_id)
+        return await chat_generation(service, _chat_body(body, _items(service, body)), reply_id)
     except InvalidRequestError as error:
         message, param = error.message, error.param
         for theirs, ours in _PATHS.items():
@@ -47,10 +54,27 @@ async def response_generation(service: Service, body: ResponsesBody, reply_id: s
         raise type(error)(message, param=_PARAMS.get(param or "", param)) from error
 
 
-def _chat_body(body: ResponsesBody) -> ChatBody:
+def _items(service: Service, body: ResponsesBody) -> list[InputItem]:
+    """The conversation, with items that are named by their ids as they were kept."""
+    items = []
+    for place, item in enumerate(body.items):
+        found: InputItem | None = item
+        if isinstance(item, InputReference):
+            found = service.kept_items.get(item.id)
+        if found is None:
+            raise InvalidRequestError(
+                f"input[{place}]: no item {item.id!r} is kept here (any more); send the item itself, as clients do "
+                "with store: false",
+                param="input",
+            )
+        items.append(found)
+    return items
+
+
+def _chat_body(body: ResponsesBody, items: list[InputItem]) -> ChatBody:
     chat = ChatBody(
         **{name: getattr(body, name) for name in GenerationBody.__struct_fields__},
-        messages=_messages(body),
+        messages=_messages(body.instructions, items),
         max_tokens=body.max_output_tokens,
         logprobs=body.includes_logprobs,
         top_logprobs=body.top_logprobs,
@@ -122,10 +146,10 @@ class _Turn:
         )
 
 
-def _messages(body: ResponsesBody) -> list[Message]:
-    messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+def _messages(instructions: str | None, items: list[InputItem]) -> list[Message]:
+    messages = [] if instructions is None else [Message(role="system", content=instructions)]
     turn: _Turn | None = None
-    for item in body.items:
+    for item in items:
         own = not isinstance(item, InputCallOutput) and getattr(item, "role", "assistant") == "assistant"
         if turn is not None and not (own and turn.takes(item)):
             messages.append(turn.message())

@@ -28,6 +28,7 @@ from neper.server.asgi import read_body
 from neper.server.connections import Connections
 from neper.server.entries import Entries
 from neper.server.exchange import Exchange
+from neper.server.kept_items import KeptItems
 from neper.server.long_texts import Encoding, LongTexts
 from neper.server.memory import MemoryReturn
 from neper.server.metrics import Metrics
@@ -84,6 +85,7 @@ class Service:
         if self.plain_tools:
             self.tool_format = PLAIN_FORM
         self.entries = Entries(tokenizer)
+        self.kept_items = KeptItems(config.max_kept_bytes)
         self.scores = ScoreBatch()
         self.trials = Trials(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
         self.connections = Connections(config)
