@@ -54,7 +54,7 @@ class EngineConfig:
     prefix_caching: bool = _option(True, "Reuse the KV cache of prompts that begin alike.")
     cuda_graphs: bool = _option(True, "Replay decode steps on a GPU as CUDA graphs.")
     overlap: bool | None = _option(None, "Launch a step before the last one's results are read. Default: on a GPU.")
-    num_threads: int | None = _option(None, "CPU threads of the engine. Default: one a core.")
+    num_threads: int | None = _option(None, "CPU threads of the engine. Default: one for each core that it may use.")
 
     def __post_init__(self) -> None:
         optional = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "num_threads")

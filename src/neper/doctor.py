@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ def _system() -> list[Finding]:
         Finding("neper", neper.__version__),
         Finding("python", platform.python_version(), "3.10 or newer is needed" * old, "missing" if old else "ok"),
         Finding("system", platform.platform()),
-        Finding("cpu", f"{machine.cpu_name()}, {os.cpu_count()} cores{_cpu_flags()}"),
+        Finding("cpu", f"{machine.cpu_name()}, {machine.cpus().total} cores{_cpu_flags()}"),
     ]
 
 
@@ -118,7 +117,9 @@ def _device() -> list[Finding]:
     device = settings.choose_device(config.device)
     dtype = settings.choose_dtype(device)
     if device.type == "cuda":
-        reason = "GPUs are fast at it"
+        major, minor = torch.cuda.get_device_capability(device)
+        fast = dtype == torch.bfloat16
+        reason = f"compute capability {major}.{minor}{'' if fast else ' is below 8.0, so bfloat16 would be slow'}"
     elif dtype == torch.bfloat16:
         reason = "this CPU multiplies bfloat16 natively (avx512_bf16 or amx_bf16)"
     else:
@@ -128,7 +129,11 @@ def _device() -> list[Finding]:
         Finding("memory", f"{format_size(machine.available_memory())} available"),
         Finding("device", str(device), "override with --device"),
         Finding("dtype", str(dtype).removeprefix("torch."), reason + "; override with --dtype"),
-        Finding("threads", str(settings.choose_threads(config.num_threads)), "override with --num-threads"),
+        Finding(
+            "threads",
+            str(settings.choose_threads(config.num_threads)),
+            f"{machine.cpus()}; override with --num-threads",
+        ),
     ]
 
 

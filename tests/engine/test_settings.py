@@ -31,6 +31,33 @@ def test_a_cpu_neither_overlaps_nor_captures() -> None:
     assert resolved(overlap=True).overlap
 
 
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ((6, 1), torch.float32),
+        ((7, 0), torch.float32),
+        ((7, 5), torch.float32),
+        ((8, 0), torch.bfloat16),
+        ((8, 9), torch.bfloat16),
+        ((9, 0), torch.bfloat16),
+        ((12, 0), torch.bfloat16),
+    ],
+)
+def test_case_76_a_gpu_gets_bfloat16_where_it_is_fast_at_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index == 0 else capability)
+    assert settings.choose_dtype(torch.device("cuda", 1)) == expected
+    assert settings.choose_dtype(CUDA) == torch.bfloat16
+    for asked in ("bfloat16", "float32"):
+        chosen = settings.resolve(EngineConfig(device="cuda:1", dtype=asked), MODEL)
+        assert chosen.dtype == getattr(torch, asked)
+    assert settings.resolve(EngineConfig(device="cuda:1"), MODEL).dtype == expected
+
+
 def test_scoring_falls_back_to_the_host_where_the_kernels_cannot(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from neper import machine
 from neper.bench import http_load
 from neper.bench.engine_report import pairs
 from neper.bench.http_load import Batch
@@ -148,7 +148,7 @@ def _notes(found: Findings) -> list[str]:
         "request costs; the system counts in ticks, of 10 ms usually",
         f"the {FLOOD} come at once when all streams are under way, each on a connection of its own; the last one was "
         f"refused after {found.flood.median:.0f} ms (median of the rounds); their CPU time is in that of the tokens",
-        f"engine, API process and client share {os.cpu_count()} CPUs; on few of them each of the three takes from the "
+        f"engine, API process and client share {machine.cpus().usable} CPUs; of few each of the three takes from the "
         "others, and tok/s includes that",
         f"A against A (off again / off): ±{found.spread:.1%}",
     ]

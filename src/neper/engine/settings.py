@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 
 import torch
@@ -133,11 +132,16 @@ def choose_device(name: str | None) -> torch.device:
 
 def choose_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device multiplies it natively, else float32."""
-    if device.type == "cuda" or machine.cpu_flags() & {"avx512_bf16", "amx_bf16"}:
-        return torch.bfloat16
-    return torch.float32
+    return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a CPU has instructions for it, a GPU matrix units: NVIDIA's from compute capability 8.0 on."""
+    if device.type != "cuda":
+        return bool(machine.cpu_flags() & {"avx512_bf16", "amx_bf16"})
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def choose_threads(asked: int | None) -> int:
-    """CPU threads of the engine: as many as asked for, or one a core."""
-    return asked or os.cpu_count() or 1
+    """CPU threads of the engine: as many as asked for, or one for each core that this process may use."""
+    return asked or machine.cpus().usable
