@@ -23,6 +23,7 @@ MAX_TOKENIZER = 128 * 2**20
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _LINE = 400
+_MESSAGE = 1500
 
 
 @contextmanager
@@ -34,6 +35,12 @@ def reading(path: Path | str) -> Iterator[None]:
     """
     try:
         yield
+    except ModelLoadError as error:
+        # It may quote the file, which may hold anything.
+        message = one_line(error.message, _MESSAGE)
+        if message == error.message:
+            raise
+        raise ModelLoadError(message) from error
     except NeperError:
         raise
     except OSError as error:
@@ -50,11 +57,11 @@ def reading(path: Path | str) -> Iterator[None]:
         raise ModelLoadError(f"cannot read {path}: {one_line(error) or type(error).__name__}") from error
 
 
-def one_line(error: object) -> str:
+def one_line(error: object, limit: int = _LINE) -> str:
     """What an error says, on one line that is not too long."""
     text = " ".join(str(error).split())
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    return text if len(text) <= _LINE else text[: _LINE - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def open_regular(path: Path) -> BinaryIO:
