@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +15,10 @@ import torch
 from neper.config import EngineConfig
 from neper.engine import cache_size, memory, settings
 from neper.engine.settings import EngineSettings, choose_scoring
+from neper.engine.startup import build
 from neper.errors import StartupError
 from neper.models.shapes import SHAPES
+from neper.models.source import resolve
 from neper.ops import backends
 from neper.ops.backends import Backend
 
@@ -131,3 +137,14 @@ def test_what_nobody_has_counted_has_a_remedy_too(monkeypatch: pytest.MonkeyPatc
         memory.needed("CUDA graphs", "lower this", CUDA),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_case_118_a_context_beyond_all_memory_is_refused(
+    tiny_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Path(shutil.copytree(tiny_dir("llama"), tmp_path / "model"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2**24}))
+    monkeypatch.setattr("neper.machine.available_memory", lambda: 2**30)
+    with pytest.raises(StartupError, match=r"no memory for positions: 3 GiB on cpu .* lower max_model_len"):
+        build(EngineConfig(device="cpu", num_threads=1), resolve(str(directory)))

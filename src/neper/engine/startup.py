@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 
@@ -52,7 +53,14 @@ def build(
     ):
         if decoder is None:
             decoder = registry.load(source, dtype=chosen.dtype, device=chosen.device, progress=progress)
-        decoder.prepare(chosen.max_model_len)
+        # A config can promise any context; the table of its positions is made on the host, in three pieces.
+        memory.reserve(
+            "positions",
+            "max_model_len",
+            3 * 4 * model.head_dim * chosen.max_model_len,
+            functools.partial(decoder.prepare, chosen.max_model_len),
+            torch.device("cpu"),
+        )
     if chosen.device.type != "cpu":
         started = time.monotonic()
         with memory.needed("compiling the kernels", "free the device of other programs", chosen.device):
