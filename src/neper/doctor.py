@@ -159,9 +159,13 @@ def _model() -> list[Finding]:
     cache_dir = cache.default_cache_dir()
     converted = cache.cached(cache_dir, source.EMBEDDED_KEY)
     if converted is not None:
-        model = Finding("default_model", DEFAULT_MODEL, f"converted, in {converted}")
+        model = Finding("default_model", DEFAULT_MODEL, f"{source.EMBEDDED_LICENSE}; converted, in {converted}")
     elif source.embedded_file() is not None:
-        model = Finding("default_model", DEFAULT_MODEL, "installed; its first use converts it, once")
+        model = Finding(
+            "default_model",
+            DEFAULT_MODEL,
+            f"{source.EMBEDDED_LICENSE}; installed; its first use converts it, once",
+        )
     else:
         advice = f"make install, or {source.EMBEDDED_INSTALL}; other models do without"
         model = Finding("default_model", "not installed", advice, "note")

