@@ -182,27 +182,41 @@ def test_case_105_properties_of_several_schemas_cannot_be_strict() -> None:
         json_schema(schema, strict=True, where="S")
 
 
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+PARAMETERS = {"parameters": {"type": "object"}}
+
+
 @pytest.mark.parametrize("strict", [True, False])
-def test_case_105_strict_functions_and_forms(tiny: RealServer, strict: bool) -> None:
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_case_105_strict_functions_and_forms(tiny: RealServer, path: str, strict: bool) -> None:
     """A model that is led to invent keys does so only where it is not strict."""
-    bias = {str(token_id): 30 for token_id in tiny.tokenizer.encode('"', add_special_tokens=False)}
-    form = {"name": "f", "strict": strict}
-    bodies: list[tuple[str, Json]] = [
-        (
-            "/v1/chat/completions",
-            {"response_format": {"type": "json_schema", "json_schema": {**form, "schema": {"type": "object"}}}},
-        ),
-        (
-            "/v1/chat/completions",
-            {
-                "tools": [{"type": "function", "function": {**form, "parameters": {"type": "object"}}}],
-                "tool_choice": "required",
-            },
-        ),
+    form: Json = {"name": "f", "strict": strict}
+    schema: Json = {"type": "json_schema", "schema": {"type": "object"}, **form}
+    bodies: list[Json] = [
+        {"text": {"format": schema}},
+        {"tools": [{"type": "function", **form, **PARAMETERS}], "tool_choice": "required"},
     ]
-    for path, body in bodies:
-        body = {"max_tokens": 60, "seed": 1, "logit_bias": bias, "reasoning_effort": "none", **body}
-        [choice] = tiny.post(path, **body).json()["choices"]
-        message = choice["message"]
-        text = message["tool_calls"][0]["function"]["arguments"] if message.get("tool_calls") else message["content"]
+    if path == CHAT:
+        bodies = [
+            {"response_format": {"type": "json_schema", "json_schema": {**form, "schema": {"type": "object"}}}},
+            {"tools": [{"type": "function", "function": {**form, **PARAMETERS}}], "tool_choice": "required"},
+        ]
+    bias = {str(token_id): 30 for token_id in tiny.tokenizer.encode('"', add_special_tokens=False)}
+    for body in bodies:
+        body |= {"seed": 1, "logit_bias": bias}
+        body |= {"max_tokens": 60, "reasoning_effort": "none"} if path == CHAT else {"max_output_tokens": 300}
+        body |= {} if path == CHAT else {"model": tiny.model, "input": "Hi", "reasoning": {"effort": "none"}}
+        reply = (tiny.post(path, **body) if path == CHAT else tiny.http.post(path, json=body)).json()
+        text = _written(reply)
         assert (json.loads(text) == {}) if strict else ('"' in text), text
+
+
+def _written(reply: Json) -> str:
+    """The JSON that a model wrote: a call's arguments or the text."""
+    if "choices" in reply:
+        message = reply["choices"][0]["message"]
+        return str(
+            message["tool_calls"][0]["function"]["arguments"] if message.get("tool_calls") else message["content"]
+        )
+    item = reply["output"][-1]
+    return str(item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
