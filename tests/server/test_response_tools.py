@@ -341,6 +341,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"truncation": "auto"},
     {"max_tool_calls": 2},
     {"tools": []},
+    {"input": [{**USER, "cache_control": {"type": "ephemeral"}}]},
     {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello", "prompt_cache_breakpoint": {}}]}]},
 ]
 

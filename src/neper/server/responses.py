@@ -322,4 +322,6 @@ def _given(object: msgspec.Struct | None) -> JsonObject:
 
 def _shown_tool(function: FunctionTool) -> JsonObject:
     """As it counts here: not strict unless it says so."""
-    return {"parameters": None, **_given(function), "strict": bool(function.strict)}
+    shown = _given(function)
+    shown.pop("cache_control", None)
+    return {"parameters": None, **shown, "strict": bool(function.strict)}

@@ -20,7 +20,9 @@ class InputPart(Strict):
     # A part of an earlier response comes back with them.
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-    prompt_cache_breakpoint: Any = None  # a hint: it cannot change the answer
+    # Hints: they cannot change the answer.
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
     refusal: Any = None
     image_url: Any = None
     file_id: Any = None
@@ -57,6 +59,7 @@ class InputItem(Strict):
 
     id: str | None = None
     status: Status | None = None
+    cache_control: Any = None  # a hint
 
     def check(self, where: str) -> None:
         """Refuse what is known but not implemented, and fields that contradict each other."""

@@ -99,10 +99,7 @@ class ResponsesBody(GenerationBody, dict=True):
     tool_choice: RawChoice = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     parallel_tool_calls: bool | None = None
     max_tool_calls: Positive | None = None  # bounds calls of tools that run on a server, of which there are none
-    # These cannot change the answer.
-    client_metadata: dict[str, Any] | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None  # a hint
     # Known, for later.
     previous_response_id: Any = None
     conversation: Any = None

@@ -25,6 +25,7 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: Any = None  # a hint
     async_: Any = msgspec.field(default=None, name="async")
     allowed_callers: Any = None
     defer_loading: Any = None

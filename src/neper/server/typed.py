@@ -10,7 +10,7 @@ from neper.types import JsonObject
 
 
 class _Typed(msgspec.Struct):
-    """What tells an object's kind; all else in it is left for later."""
+    """The field that tells an object's kind; all else in it is left for later."""
 
     type: str | None = None
 
