@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -17,6 +18,9 @@ from tests.helpers.tiny import write_model
 
 # Tests run beside each other and beside their own servers; more threads than this make tiny models slower.
 torch.set_num_threads(2)
+# Examples have no time limit of their own: the machine may be busy with others.
+hypothesis.settings.register_profile("neper", deadline=None)
+hypothesis.settings.load_profile("neper")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

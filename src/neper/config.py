@@ -167,6 +167,12 @@ class ServerConfig:
     logprobs_mode: str = _option(
         "raw_logprobs", "View of logprobs where a request names none: raw_, tempered_ or processed_logprobs."
     )
+    chat_template: str | None = _option(
+        None, "File with a chat template (Jinja) in place of the model's own, or for a base model that has none."
+    )
+    special_tokens_in_messages: bool = _option(
+        False, "Let control tokens spelled in messages become tokens. Default: there they are text."
+    )
     tool_call_parser: str | None = _option(
         None, "Form of the model's tool calls: hermes, llama3_json, mistral, none. Default: read off its template."
     )

@@ -67,7 +67,7 @@ def test_weights_and_config_come_back(architecture: str, overrides: dict[str, An
         assert torch.equal(stored[name], weight), name
     original, converted = vars(resolve(str(tmp_path)).config), vars(source.config)
     assert converted == original
-    assert (source.name, source.eos_token_ids, source.model_max_length) == ("tiny", (2,), 512)
+    assert (source.name, source.eos_token_ids, source.model_max_length) == ("tiny", (2, 0), 512)
 
 
 def _logprobs_of(oracle: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
@@ -289,5 +289,5 @@ def test_a_full_disk(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None
 def test_config_of_the_converted_is_what_transformers_wrote(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     directory = convert(tiny[0], tmp_path)
     generation = json.loads((directory / "generation_config.json").read_text())
-    assert generation == {"bos_token_id": 1, "eos_token_id": [2], "pad_token_id": None}
+    assert generation == {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": None}
     assert json.loads((directory / "config.json").read_text())["rms_norm_eps"] == tiny[1].config.rms_norm_eps

@@ -25,7 +25,7 @@ def test_a_directory(tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "expected"),
-    [(None, (2,)), ({}, (2,)), ({"eos_token_id": 5}, (5,)), ({"eos_token_id": [7, 2]}, (7, 2))],
+    [(None, (2,)), ({}, (2,)), ({"eos_token_id": 5}, (5, 2)), ({"eos_token_id": [7, 2]}, (7, 2))],
 )
 def test_end_tokens(tiny_llama: Path, tmp_path: Path, generation: object, expected: tuple[int, ...]) -> None:
     directory = Path(shutil.copytree(tiny_llama, tmp_path / "copy"))

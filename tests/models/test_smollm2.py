@@ -66,7 +66,7 @@ def expected(smollm2: ModelSource, token_ids: list[int]) -> Tensor:
 
 def test_what_is_known_of_it(smollm2: ModelSource) -> None:
     config = smollm2.config
-    assert (smollm2.name, smollm2.eos_token_ids, smollm2.model_max_length) == (DEFAULT_MODEL, (2,), 8192)
+    assert (smollm2.name, smollm2.eos_token_ids, smollm2.model_max_length) == (DEFAULT_MODEL, (2, 0), 8192)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.head_dim, config.intermediate_size, config.vocab_size) == (64, 1536, 49152)
     assert (config.rope_theta, config.rms_norm_eps, config.tie_word_embeddings) == (1e5, 1e-5, True)

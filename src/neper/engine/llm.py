@@ -16,6 +16,7 @@ from neper.errors import ContextLengthError, EngineError, InvalidRequestError
 from neper.models import source
 from neper.seeds import choice_seed
 from neper.text.detokenizer import Detokenizer, TextToken
+from neper.text.ends import reply_ends
 from neper.text.tokenizer import Tokenizer
 from neper.types import (
     FinishReason,
@@ -167,6 +168,7 @@ class LLM:
     ) -> None:
         self.source = source.resolve(model, progress=progress)
         self.tokenizer = Tokenizer.from_directory(self.source.path)
+        self.eos_token_ids = tuple(reply_ends(self.tokenizer, source.named_ends(self.source.path)))
         self.core = EngineCore(EngineConfig(model=model, **config), self.source, progress)
         self._numbers = itertools.count()
 
@@ -247,7 +249,7 @@ class LLM:
             prompt_token_ids=prompt,
             sampling=sampling,
             logprobs=logprobs,
-            eos_token_ids=self.source.eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
         )
         problem = self.core.problem(request)
         if problem is not None:

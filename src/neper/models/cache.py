@@ -13,7 +13,7 @@ from neper.machine import format_size
 # For the tokenizer and the rest of a converted directory.
 _OTHER_FILES = 32 * 2**20
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Part of the cache key: raise it when converted directories change."""
 
 

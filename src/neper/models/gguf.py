@@ -17,7 +17,7 @@ from neper.errors import ModelLoadError
 from neper.files import reading
 from neper.models import cache
 from neper.models.gguf_model import GGUFModel, open_model
-from neper.models.gguf_tokenizer import write_tokenizer
+from neper.models.gguf_tokenizer import end_token_ids, write_tokenizer
 from neper.scratch import ScratchDirectory
 from neper.types import Progress
 
@@ -68,10 +68,9 @@ def _write(directory: Path, model: GGUFModel, path: Path, progress: Progress | N
     config, metadata = model.config, model.metadata
     with reading(path):
         write_tokenizer(metadata, directory)
-    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     generation = {
         "bos_token_id": config["bos_token_id"],
-        "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+        "eos_token_id": end_token_ids(metadata),
         "pad_token_id": config["pad_token_id"],
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -26,6 +26,18 @@ _LLAMA3 = ("llama-bpe", "llama-v3", "llama3")
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
 
 
+# Control tokens by which models end a reply: a file may name one of several.
+_END_TOKENS = frozenset(
+    [
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>"),
+        *("<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>"),
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    ]
+)
+# In the form whose replies have channels, this ends one channel alone.
+_CHANNELS = ("<|channel|>", "<|end|>")
+
+
 class _TokenType(IntEnum):
     CONTROL = 3
     USER_DEFINED = 4
@@ -36,6 +48,21 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
     build_tokenizer(metadata).save(str(directory / "tokenizer.json"))
     text = json.dumps(_tokenizer_config(metadata), indent=2, ensure_ascii=False)
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def end_token_ids(metadata: Metadata) -> list[int]:
+    """The tokens that end a reply: those that the file names, and control tokens that are known to."""
+    tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
+    types: list[int] = metadata.need("tokenizer.ggml.token_type")
+    named = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    control = {token: place for place, token in enumerate(tokens) if types[place] == _TokenType.CONTROL}
+    channel, end_of_channel = _CHANNELS
+    known = [
+        place
+        for token, place in control.items()
+        if token in _END_TOKENS and not (token == end_of_channel and channel in control)
+    ]
+    return list(dict.fromkeys([*(place for place in named if place is not None), *known]))
 
 
 def check_kind(metadata: Metadata) -> None:
@@ -127,7 +154,13 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
             if not 0 <= number < len(tokens):
                 raise ModelLoadError(f"tokenizer.ggml.{key}_token_id {number} is not one of {len(tokens)} tokens")
             config[f"{name}_token"] = tokens[number]
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None:
-        config["chat_template"] = template
+    templates = {
+        name.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": source
+        for name, source in metadata.items()
+        if name == "tokenizer.chat_template" or name.startswith("tokenizer.chat_template.")
+    }
+    if templates.keys() == {"default"}:
+        config["chat_template"] = templates["default"]
+    elif templates:
+        config["chat_template"] = [{"name": name, "template": source} for name, source in templates.items()]
     return config

@@ -38,7 +38,7 @@ class ModelSource:
     Attributes:
         name: what the API calls the model.
         path: a local directory in Hugging Face form.
-        eos_token_ids: tokens that end a reply.
+        eos_token_ids: tokens that end a reply, as its files say; `text.ends` knows those that are said elsewhere.
         gguf: the file that the directory was converted from. The directory has its weights rounded to bfloat16.
     """
 
@@ -92,7 +92,8 @@ def _resolve(model: str, cache_dir: Path, progress: Progress | None) -> ModelSou
 
 def _source(name: str, path: Path, gguf: Path | None = None) -> ModelSource:
     config = ModelConfig.from_directory(path)
-    return ModelSource(name=name, path=path, config=config, eos_token_ids=eos_token_ids(path), gguf=gguf)
+    ends = dict.fromkeys(token_id for ids in named_ends(path).values() for token_id in ids)
+    return ModelSource(name=name, path=path, config=config, eos_token_ids=tuple(ends), gguf=gguf)
 
 
 def _directory(name: str, path: Path) -> ModelSource:
@@ -133,16 +134,19 @@ def _no_gguf(path: Path) -> str:
     return f"{path} is no model: give a directory, a .gguf file, or a hub id"
 
 
-def eos_token_ids(directory: Path) -> tuple[int, ...]:
-    """The tokens that end a reply, as the files in a model's directory say; none where they do not."""
-    value = None
+def named_ends(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The tokens that end a reply, by the file in a model's directory that names them."""
+    named = {}
     for name in ("generation_config.json", "config.json"):
-        if value is None and (directory / name).is_file():
-            value = read_json(directory / name).get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(number, int) for number in ids):
-        raise ModelLoadError(f"eos_token_id of {directory} must be an integer or a list of them, got {value!r}")
-    return tuple(ids)
+        value = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(number, int) for number in ids):
+            raise ModelLoadError(
+                f"eos_token_id in {directory / name} must be an integer or a list of them, got {value!r}"
+            )
+        if ids:
+            named[name] = tuple(ids)
+    return named
 
 
 def vocab_size(directory: Path) -> int | None:

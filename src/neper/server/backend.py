@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from neper.config import EngineConfig, LineEngineConfig, WatchConfig
 from neper.engine.client import EngineClient
@@ -13,8 +17,13 @@ from neper.engine.interface import Engine
 from neper.errors import ModelLoadError, StartupError
 from neper.models import source
 from neper.progress import ProgressLine
+from neper.text.ends import describe_ends, reply_ends
 from neper.text.tokenizer import Tokenizer
 from neper.wire.drive import LineEngine
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Backend(Protocol):
@@ -43,20 +52,22 @@ class Backend(Protocol):
 class OwnBackend:
     """Our own engine. Making one finds the model, which can take long: it may have to be downloaded or converted."""
 
-    def __init__(self, config: EngineConfig, watch: WatchConfig, *, log_level: str) -> None:
+    def __init__(
+        self, config: EngineConfig, watch: WatchConfig, *, log_level: str, chat_template: str | None = None
+    ) -> None:
         with ProgressLine(sys.stderr) as progress:
             model = source.resolve(config.model, progress=progress)
         config.context(model.model_max_length)  # before the engine's process takes seconds to find out
         self._progress = ProgressLine(sys.stderr)
         self.name = model.name
-        self.eos_token_ids = model.eos_token_ids
         self._path = model.path
+        self._chat_template = chat_template
         self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress, watch=watch)
 
     async def start(self) -> None:
         # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile. The first to fail
         # ends the start.
-        reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_directory, self._path))
+        reading = asyncio.create_task(_in_thread(lambda: _tokenizer(self._path, self._chat_template)))
         starting = asyncio.create_task(self.engine.start())
         try:
             with self._progress:
@@ -64,6 +75,7 @@ class OwnBackend:
         finally:
             starting.cancel()
             await asyncio.wait((starting,))
+        self.eos_token_ids = _ends(self.tokenizer, self._path)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -72,7 +84,7 @@ class OwnBackend:
 class LineBackend:
     """The engine of a command that speaks lines, with the tokenizer of a directory or of a model."""
 
-    def __init__(self, config: LineEngineConfig) -> None:
+    def __init__(self, config: LineEngineConfig, *, chat_template: str | None = None) -> None:
         assert config.tokenizer is not None
         self._path = Path(config.tokenizer).expanduser()
         self.name = self._path.resolve().name
@@ -81,10 +93,8 @@ class LineBackend:
                 self._path = source.resolve(config.tokenizer).path
             except ModelLoadError as error:
                 raise StartupError(f"--tokenizer: {error}") from None
-        self.tokenizer = Tokenizer.from_directory(self._path)
-        self.eos_token_ids = source.eos_token_ids(self._path)
-        if not self.eos_token_ids and self.tokenizer.eos_token_id is not None:
-            self.eos_token_ids = (self.tokenizer.eos_token_id,)
+        self.tokenizer = _tokenizer(self._path, chat_template)
+        self.eos_token_ids = _ends(self.tokenizer, self._path)
         # A model's logits are often wider than its tokenizer.
         vocab_size = max(self.tokenizer.vocab_size, source.vocab_size(self._path) or 0)
         self.engine = LineEngine(config, vocab_size=vocab_size)
@@ -94,3 +104,40 @@ class LineBackend:
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+def _tokenizer(path: Path, chat_template: str | None) -> Tokenizer:
+    tokenizer = Tokenizer.from_directory(path, chat_template=chat_template)
+    try:
+        tokenizer.check_chat_template()
+    except ModelLoadError as error:
+        raise StartupError(f"{error}; give another with --chat-template") from None
+    return tokenizer
+
+
+def _ends(tokenizer: Tokenizer, path: Path) -> tuple[int, ...]:
+    ends = reply_ends(tokenizer, source.named_ends(path))
+    logger.info("%s", describe_ends(tokenizer, ends))
+    return tuple(ends)
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """Work in a thread that ends with the process: nobody who leaves waits for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def run() -> None:
+        told: tuple[Callable[[Any], None], Any]
+        try:
+            told = (future.set_result, work())
+        except BaseException as error:
+            told = (future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(finish, *told)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return await future

@@ -21,7 +21,7 @@ import uvicorn
 
 import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
-from neper.errors import StartupError
+from neper.errors import ModelLoadError, StartupError
 from neper.files import read_text
 from neper.server.hosts import LOOPBACK
 from neper.server.listener import BACKLOG, base_url, bind, is_loopback, listen
@@ -49,6 +49,7 @@ def serve(
     Raises StartupError if it cannot start.
     """
     configure_logging(server_config.log_level)
+    chat_template = read_chat_template(server_config.chat_template)
     server_config = dataclasses.replace(
         server_config, api_key=api_key(server_config), api_key_file=None, api_key_env=None
     )
@@ -66,9 +67,11 @@ def serve(
         )
         backend: Backend
         if line_config.engine_command is not None:
-            backend = LineBackend(line_config)
+            backend = LineBackend(line_config, chat_template=chat_template)
         else:
-            backend = OwnBackend(engine_config, watch_config or WatchConfig(), log_level=server_config.log_level)
+            watch = watch_config or WatchConfig()
+            log_level = server_config.log_level
+            backend = OwnBackend(engine_config, watch, log_level=log_level, chat_template=chat_template)
         return _run(_serve(backend, server_config, sock))
 
 
@@ -100,6 +103,24 @@ def allowed_hosts(config: ServerConfig, address: str) -> tuple[str, ...]:
     if config.allowed_hosts or config.api_key is not None or not is_loopback(address):
         return config.allowed_hosts
     return tuple(dict.fromkeys((LOOPBACK, address, config.host)))
+
+
+def read_chat_template(file: str | None) -> str | None:
+    """The source in a template file, once it is known to compile.
+
+    Raises StartupError when it cannot be read, or does not compile.
+    """
+    if file is None:
+        return None
+    from neper.text.chat_template import ChatTemplate
+
+    path = Path(file).expanduser()
+    try:
+        source = read_text(path)
+        ChatTemplate(source).check()
+    except ModelLoadError as error:
+        raise StartupError(f"--chat-template {file}: {error}") from None
+    return source
 
 
 def configure_logging(level: str) -> None:

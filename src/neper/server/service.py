@@ -226,6 +226,7 @@ class Service:
 
     async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
         size = sum(map(_length, messages)) + len(orjson.dumps(options.get("template_kwargs")))
+        options["special_tokens_in_messages"] = self.config.special_tokens_in_messages
         encoding = Encoding(self.engine.capabilities.max_model_len)
 
         def encode() -> list[int]:

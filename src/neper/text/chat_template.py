@@ -1,31 +1,91 @@
-"""A model's chat template: messages in, the prompt's text out, rendered in Jinja's sandbox.
-
-The environment offers what Hugging Face templates rely on: trimmed blocks, loop controls, `tojson`, `strftime_now`,
-`raise_exception` and the `generation` tag (which marks text for training, and is plain text here).
-"""
+"""A model's chat template: messages in, the prompt's text out."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from neper.errors import InvalidRequestError
+from neper.errors import InvalidRequestError, ModelLoadError
+from neper.text.history import in_terms, plain_messages
+from neper.text.json_texts import num_characters
+from neper.text.template_sandbox import Sandbox, TemplateLimitError
+from neper.text.template_terms import PROBE_TOOLS, TemplateTerms, probe
+
+RENDER_SECONDS = 10.0
+"""CPU time that a template may take for a request."""
+
+PROBE_SECONDS = 5.0
+"""The same for all renders that find out what a template takes, which need some milliseconds."""
+
+# What a template may write: much by itself, and all it is given many times over.
+_OWN_CHARACTERS = 2**20
+_TIMES = 16
 
 _RESERVED = ("messages", "add_generation_prompt")
 # Ends in a space, so that a template that trims its messages shows itself.
 _CONTINUE_MARK = "\ue000neper continues here\ue000 "
 
 
+class Conversation(NamedTuple):
+    """What a template renders.
+
+    Attributes:
+        name: of the template.
+        variables: all that comes from the request.
+        final: content of the last message, where the text is to end with it.
+    """
+
+    name: str
+    variables: dict[str, Any]
+    final: str | None
+
+
+class _Compiled:
+    """One template, and what it takes, which is found out when it is first asked for."""
+
+    def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._sandbox = sandbox
+        self._template = sandbox.from_string(source)
+        self._special_tokens = special_tokens
+        self._terms: TemplateTerms | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def terms(self) -> TemplateTerms:
+        """Raises TemplateLimitError when the template does not end."""
+        with self._lock:
+            if self._terms is None:
+                end = time.thread_time() + PROBE_SECONDS
+                self._terms = probe(self._prober(end, None), self._prober(end, PROBE_TOOLS))
+            return self._terms
+
+    def render(self, variables: Mapping[str, Any], *, seconds: float, characters: int) -> str:
+        variables = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        return self._sandbox.render(self._template, variables, seconds=seconds, characters=characters)
+
+    def _prober(self, end: float, tools: Any) -> Callable[[Sequence[Mapping[str, Any]]], str | None]:
+        """Renders small conversations until its thread has used so much CPU time."""
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
+            variables = {"messages": list(messages), "tools": tools, "add_generation_prompt": False}
+            try:
+                return self.render(variables, seconds=end - time.thread_time(), characters=_OWN_CHARACTERS)
+            except TemplateLimitError as error:
+                if time.thread_time() >= end:
+                    raise TemplateLimitError(f"it was stopped after {PROBE_SECONDS:g} seconds") from error
+                raise
+            except Exception:
+                return None
+
+        return render
+
+
 class ChatTemplate:
-    """Renders conversations.
+    """Renders conversations, in the terms that the template takes.
 
     Args:
         source: the Jinja source, or several by name; of those, "tool_use" serves requests with tools where it exists,
@@ -36,103 +96,117 @@ class ChatTemplate:
     def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens or {})
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compiled: dict[str, _Compiled] = {}
+        self._sandbox = Sandbox()
 
-    def render(
+    def check(self) -> None:
+        """Compiles the templates that are used, and finds their terms.
+
+        Raises:
+            ModelLoadError: one does not compile, or does not end.
+        """
+        for name in ("default", "tool_use"):
+            if name in self._sources:
+                try:
+                    _ = self._compile(name).terms
+                except _CompileError as error:
+                    raise ModelLoadError(f"the chat template does not compile: {error}") from None
+                except TemplateLimitError as error:
+                    raise ModelLoadError(f"the chat template does not work: {error}") from None
+
+    @property
+    def terms(self) -> TemplateTerms:
+        """Those of the template that serves requests with tools."""
+        return self._get(self._name(has_tools=True)).terms
+
+    @property
+    def end(self) -> str:
+        """What the template writes after an assistant's last message."""
+        return self._get(self._name(has_tools=False)).terms.end
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt's text: `conversation` and `write` in one."""
+        return self.write(self.conversation(messages, **options))
+
+    def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt's text. With `continue_final_message` it ends where the last message's content ends.
+    ) -> Conversation:
+        """What the template will render. With `continue_final_message` the text ends where the last content ends.
 
         Raises:
-            InvalidRequestError: the messages are malformed, or the template refuses them.
+            InvalidRequestError: the messages are malformed.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message needs add_generation_prompt: false", param="continue_final_message"
             )
-        conversation = plain_messages(messages)
         extra = dict(template_kwargs or {})
         for name in _RESERVED:
             if name in extra:
                 raise InvalidRequestError(f"{name} cannot be set here", param="chat_template_kwargs")
-        final = ""
+        name = self._name(has_tools=bool(extra.get("tools")))
+        plain = plain_messages(messages)
+        final = None
         if continue_final_message:
-            final = conversation[-1].get("content") or ""
-            conversation[-1] = {**conversation[-1], "content": final + _CONTINUE_MARK}
-        variables: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens, **extra}
-        template = self._template(bool(variables["tools"]))
+            final = plain[-1].get("content") or ""
+            plain[-1] = {**plain[-1], "content": final + _CONTINUE_MARK}
+        conversation = self._in_terms(plain, name)
+        return Conversation(
+            name, {**extra, "messages": conversation, "add_generation_prompt": add_generation_prompt}, final
+        )
+
+    def write(self, conversation: Conversation) -> str:
+        """The text of a conversation.
+
+        Raises:
+            InvalidRequestError: the template refuses it.
+        """
+        compiled = self._get(conversation.name)
+        characters = _OWN_CHARACTERS + _TIMES * num_characters(conversation.variables)
         try:
-            text = template.render(variables, messages=conversation, add_generation_prompt=add_generation_prompt)
+            text = compiled.render(conversation.variables, seconds=RENDER_SECONDS, characters=characters)
         except Exception as error:
             # Templates run on whatever the client sent; each kind of failure in one is about those messages.
             raise InvalidRequestError(f"the model's chat template failed: {error}", param="messages") from error
-        return _cut_at_mark(text, final) if continue_final_message else text
+        return text if conversation.final is None else _cut_at_mark(text, conversation.final)
 
-    def _template(self, has_tools: bool) -> jinja2.Template:
-        name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+    def _in_terms(self, plain: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+        try:
+            return in_terms(plain, self._get(name).terms)
+        except TemplateLimitError as error:
+            raise InvalidRequestError(f"the model's chat template failed: {error}", param="messages") from error
+
+    def _name(self, *, has_tools: bool) -> str:
+        return "tool_use" if has_tools and "tool_use" in self._sources else "default"
+
+    def _get(self, name: str) -> _Compiled:
+        try:
+            return self._compile(name)
+        except _CompileError as error:
+            raise InvalidRequestError(
+                f"the model's chat template does not compile: {error}", param="messages"
+            ) from error
+
+    def _compile(self, name: str) -> _Compiled:
         if name not in self._compiled:
             if name not in self._sources:
                 raise InvalidRequestError("the model has no default chat template", param="messages")
             try:
-                self._compiled[name] = _environment().from_string(self._sources[name])
+                self._compiled[name] = _Compiled(self._sandbox, self._sources[name], self._special_tokens)
             except jinja2.TemplateSyntaxError as error:
-                message = f"the model's chat template does not compile: line {error.lineno}: {error}"
-                raise InvalidRequestError(message, param="messages") from error
+                raise _CompileError(f"line {error.lineno}: {error.message}") from error
+            except Exception as error:  # filters run on constants while it compiles; nesting may be too deep
+                raise _CompileError(f"{type(error).__name__}: {error}") from error
         return self._compiled[name]
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: text parts joined, nulls left out, tool-call arguments as objects.
-
-    Raises:
-        InvalidRequestError: there are none, or one has no role, no content or content that is not text.
-    """
-    if not messages:
-        raise InvalidRequestError("messages must not be empty", param="messages")
-    return [_plain_message(place, message) for place, message in enumerate(messages)]
-
-
-def _plain_message(place: int, message: Any) -> dict[str, Any]:
-    where = f"messages[{place}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequestError(f"{where} must be an object with a role", param="messages")
-    plain = {name: value for name, value in message.items() if value is not None}
-    content = plain.get("content")
-    if isinstance(content, list):
-        plain["content"] = "".join(_part_text(where, part) for part in content)
-    elif content is None:
-        if message["role"] != "assistant" or "tool_calls" not in plain:
-            raise InvalidRequestError(f"{where} has no content", param="messages")
-    elif not isinstance(content, str):
-        raise InvalidRequestError(f"{where}.content must be a string or a list of text parts", param="messages")
-    if isinstance(plain.get("tool_calls"), list):
-        plain["tool_calls"] = [_plain_tool_call(call) for call in plain["tool_calls"]]
-    return plain
-
-
-def _part_text(where: str, part: Any) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise InvalidRequestError(f"{where}.content: a part of type {kind!r} is not supported, only text", param="messages")
-
-
-def _plain_tool_call(call: Any) -> Any:
-    """The API carries arguments as a JSON string; templates expect the object in it."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+class _CompileError(Exception):
+    pass
 
 
 def _cut_at_mark(text: str, final: str) -> str:
@@ -146,40 +220,3 @@ def _cut_at_mark(text: str, final: str) -> str:
         return text[:place]
     # The template trims messages: the content that is continued must be trimmed too.
     return text[:place].rstrip()
-
-
-class _Generation(Extension):
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which prompts must not have."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -19,7 +19,10 @@ from tokenizers.processors import TemplateProcessing
 from neper.errors import InvalidRequestError, ModelLoadError
 from neper.files import MAX_TOKENIZER, read_bytes, read_json, read_text, reading
 from neper.text.chat_template import ChatTemplate
+from neper.text.control_texts import ControlTexts
+from neper.text.history import new_call_id
 from neper.text.pieces import PIECE, PieceEncoder, Progress
+from neper.text.template_terms import TemplateTerms
 from neper.text.vocabulary import read_vocabulary
 
 _OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
@@ -114,10 +117,14 @@ class Tokenizer:
         self.adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
         self.chat_template = chat_template
         self._template = None if chat_template is None else ChatTemplate(chat_template, named)
+        self._control_texts = ControlTexts(backend)
 
     @classmethod
-    def from_directory(cls, path: Path) -> Tokenizer:
+    def from_directory(cls, path: Path, *, chat_template: str | None = None) -> Tokenizer:
         """The tokenizer of a Hugging Face model directory. Code from the directory is never run.
+
+        Args:
+            chat_template: Jinja source in place of the model's own.
 
         Raises:
             ModelLoadError: there is no tokenizer in it, or one of a kind that neper cannot take bytes from.
@@ -136,7 +143,7 @@ class Tokenizer:
                 backend = Backend.from_buffer(data)
         else:
             backend = _converted(path)
-        return cls(backend, config, _read_chat_template(path, config))
+        return cls(backend, config, _read_chat_template(path, config) if chat_template is None else chat_template)
 
     @property
     def has_chat_template(self) -> bool:
@@ -165,7 +172,27 @@ class Tokenizer:
             # Unlike `encode`, the batch call lets other threads run meanwhile: the event loop, when a text is long.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:
-            raise InvalidRequestError("the text is not valid Unicode (a lone surrogate)") from None
+            raise _not_unicode() from None
+
+    def check_chat_template(self) -> None:
+        """Compiles the chat template and finds what it takes, which otherwise the first conversation does.
+
+        Raises:
+            ModelLoadError: it does not compile, or does not end.
+        """
+        if self._template is not None:
+            self._template.check()
+
+    def chat_end(self) -> int | None:
+        """The control token that the chat template writes after an assistant's message; None where it writes none."""
+        if self._template is None:
+            return None
+        ids = self.encode(self._template.end, add_special_tokens=False)
+        return next((token_id for token_id in ids if token_id in self.special_token_ids), None)
+
+    def new_call_id(self) -> str:
+        """An id for a tool call, in the form that the chat template accepts when it comes back."""
+        return new_call_id(TemplateTerms() if self._template is None else self._template.terms)
 
     def apply_chat_template(
         self,
@@ -175,21 +202,33 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
         progress: Progress | None = None,
+        special_tokens_in_messages: bool = False,
     ) -> list[int]:
         """Ids of a conversation, as the model's template writes it; the template adds BOS where one belongs.
+
+        Args:
+            special_tokens_in_messages: control tokens spelled in messages, tools or `template_kwargs` become tokens.
+                Otherwise they are text there, and only the template writes tokens.
 
         Raises:
             InvalidRequestError: the model has no template, the messages are malformed, or the template refuses them.
         """
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", param="messages")
-        text = self._template.render(
+        conversation = self._template.conversation(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
-        return self.encode(text, add_special_tokens=False, progress=progress)
+        if special_tokens_in_messages or not self._control_texts.occur_in(conversation.variables):
+            return self.encode(self._template.write(conversation), add_special_tokens=False, progress=progress)
+        variables, mark = self._control_texts.marked(conversation.variables)
+        text = self._template.write(conversation._replace(variables=variables))
+        try:
+            return self._control_texts.encode(text, mark, progress)
+        except TypeError:
+            raise _not_unicode() from None
 
     @cached_property
     def _pieces(self) -> PieceEncoder:
@@ -214,6 +253,10 @@ class Tokenizer:
         """Bytes of a text of its own (a prompt, say): the tokens' bytes joined, special ones spelled out."""
         data = b"".join(map(self.token_bytes, token_ids))
         return data.removeprefix(b" ") if self.strips_leading_space else data
+
+
+def _not_unicode() -> InvalidRequestError:
+    return InvalidRequestError("the text is not valid Unicode (a lone surrogate)")
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -268,14 +311,25 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_chat_template(path: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The newer file wins over the key in the configuration, which holds one template or a list of named ones."""
+    """The newer files win over the key in the configuration, which holds one template or a list of named ones."""
     file = path / "chat_template.jinja"
+    folder = path / "additional_chat_templates"
+    more = {one.stem: read_text(one) for one in sorted(folder.glob("*.jinja"))}
+    source: Any
     if file.exists():
-        return read_text(file)
-    source = _read_json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
+        source = read_text(file)
+    else:
+        source = _read_json(path / "chat_template.json").get("chat_template", config.get("chat_template"))
     if isinstance(source, Sequence) and not isinstance(source, str):
-        return {template["name"]: template["template"] for template in source}
-    return source if isinstance(source, str) else None
+        try:
+            source = {str(template["name"]): str(template["template"]) for template in source}
+        except (TypeError, KeyError):
+            raise ModelLoadError(
+                f"the chat_template of {path} is neither a text nor a list of objects with name and template"
+            ) from None
+    if more:
+        return {**more, **(source if isinstance(source, dict) else {} if source is None else {"default": source})}
+    return source if isinstance(source, (str, dict)) else None
 
 
 def _converted(path: Path) -> Backend:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig
-from neper.errors import StartupError
+from neper.errors import NeperError, StartupError
 from neper.types import FinishReason, Progress, TokenChunk
 from neper.wire import lines
 from neper.wire.lines import Done, Failed, Gen, Info, LineError, Logprobs, Quit, ReadyLine, Stop, Token, format_answer
@@ -265,7 +265,9 @@ def run(config: EngineConfig) -> int:
     try:
         # Only now: what these print while they are imported is not part of the protocol.
         from neper.engine.core import EngineCore
-        from neper.models.source import resolve
+        from neper.models.source import named_ends, resolve
+        from neper.text.ends import reply_ends
+        from neper.text.tokenizer import Tokenizer
 
         source = resolve(config.model, progress=progress)
         say(f"engine=neper version={neper.__version__} model={source.name}")
@@ -275,8 +277,12 @@ def run(config: EngineConfig) -> int:
         logger.exception("the engine could not start")
         raise StartupError(f"the engine could not start: {error}") from error
     can = core.capabilities
+    try:
+        ends = tuple(reply_ends(Tokenizer.from_directory(source.path), named_ends(source.path)))
+    except NeperError:  # whoever speaks in ids needs no tokenizer, and no chat template
+        ends = source.eos_token_ids
     say(f"device={can.device} dtype={can.dtype}", f"vocab_size={can.vocab_size} max_logprobs={config.max_logprobs}")
-    speaker = Speaker(core, asked, write, eos_token_ids=source.eos_token_ids, max_logprobs=config.max_logprobs)
+    speaker = Speaker(core, asked, write, eos_token_ids=ends, max_logprobs=config.max_logprobs)
     return speaker.serve()
 
 
