@@ -24,6 +24,7 @@ from tests.helpers.random_tokens import Fields, parse, slices, text_tokens
 from tests.server.conftest import byte_level_tokenizer
 
 A = '{"a": "}{]\\"", "é": [1, {"b": null}]}'
+QUOTED = json.dumps(A, ensure_ascii=False)
 F = ("f", A)
 G = ("get_x-1", "{}")
 
@@ -64,6 +65,43 @@ CASES: list[tuple[str, str, str, tuple[tuple[str, str], ...]]] = [
     ("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {A}}}, 5] x', "5] x", (F,)),
     ("mistral", "[TOOL_CALLS]no name{}", "[TOOL_CALLS]no name{}", ()),
 ]
+NOTHING = ("f", "")
+CASES_81: list[tuple[str, str, str, tuple[tuple[str, str], ...]]] = [
+    ("hermes", f'<tool_call>\n{{"name": "f", "arguments": {QUOTED}}}\n</tool_call>', "", (F,)),
+    ("hermes", f'Hi <tool_call>{{"arguments" : {QUOTED}, "name": "f"}}</tool_call>Bye', "HiBye", (F,)),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": " \\n\\t{\\n\\"a\\": 1\\r}\\n"}</tool_call>',
+        "",
+        (("f", '{"a": 1}'),),
+    ),
+    *[
+        ("hermes", f"<tool_call>\n{{{members}}}\n</tool_call>Bye", "Bye", (NOTHING,))
+        for members in (
+            '"name": "f"',
+            '"id": "1", "name": "f" ',
+            '"name": "f", "arguments": null',
+            '"name": "f", "arguments": ""',
+            '"name": "f", "arguments": " "',
+            '"arguments": null, "name": "f"',
+            '"arguments": "", "name": "f"',
+            '"name": "f", "type": "function"',
+        )
+    ],
+    *[
+        ("hermes", text, text, ())
+        for arguments in ('"x"', "5", "[]", "nul", '"null"', '"\\\\{}"', "true", '"\\u007b}"')
+        for text in [f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>']
+    ],
+    ("hermes", '<tool_call>{"arguments": null}</tool_call>', '<tool_call>{"arguments": null}</tool_call>', ()),
+    ("llama3_json", f'{{"name": "f", "parameters": {QUOTED}}}; {{"name": "f", "parameters": null}}', "", (F, NOTHING)),
+    ("llama3_json", '<|python_tag|>{"name": "f"}', "", (NOTHING,)),
+    ("llama3_json", '{"name": "f"}', '{"name": "f"}', ()),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {QUOTED}}}, {{"name": "f"}}]', "", (F, NOTHING)),
+    ("mistral", f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{A}[TOOL_CALLS]get_x-1[CALL_ID]123456789[ARGS]{{}}", "", (F, G)),
+    ("mistral", f"Hi[TOOL_CALLS]f[CALL_ID]abcdefghi{A}", "Hi", (F,)),
+]
+CASES += CASES_81
 
 
 def new(form: str) -> MessageParser:
@@ -75,12 +113,63 @@ def new(form: str) -> MessageParser:
 def test_calls_however_they_are_cut(
     form: str, text: str, content: str, calls: tuple[tuple[str, str], ...], cuts: list[int], group: int
 ) -> None:
-    assert all(json.loads(arguments) is not None for _, arguments in calls)
+    assert all(json.loads(arguments) is not None for _, arguments in calls if arguments)
     tokens = text_tokens(slices(text.encode(), cuts))
     found = parse(new(form), tokens, group)
     assert found.fields == found.by_bytes == Fields("", content, calls)
     order = [(call, field != "name") for field, call, _ in found.pieces if call >= 0]
     assert order == sorted(order)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.sampled_from('ab"\\\\/\n\t{}[]é😀') | st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    arguments=st.dictionaries(st.text(max_size=4), JSON, max_size=4),
+    ascii_only=st.tuples(st.booleans(), st.booleans()),
+    indent=st.sampled_from([None, 2, "\t"]),
+    late=st.booleans(),
+    cuts=st.lists(st.integers(0, 200)),
+    group=st.integers(1, 4),
+)
+def test_case_81_arguments_as_a_string_are_the_object_in_it(
+    arguments: dict[str, Any],
+    ascii_only: tuple[bool, bool],
+    indent: int | str | None,
+    late: bool,
+    cuts: list[int],
+    group: int,
+) -> None:
+    inner = json.dumps(arguments, ensure_ascii=ascii_only[0], indent=indent)
+    members = ['"name": "f"', f'"arguments": {json.dumps(inner, ensure_ascii=ascii_only[1])}']
+    text = f"<tool_call>{{{', '.join(members[::-1] if late else members)}}}</tool_call>Bye"
+    found = parse(new("hermes"), text_tokens(slices(text.encode(), cuts)), group)
+    assert found.fields == found.by_bytes
+    assert found.fields.content == "Bye"
+    [(name, read)] = found.fields.calls
+    assert (name, json.loads(read)) == ("f", arguments)
+    # A token has one piece in a field, whatever was cut out of it.
+    places = [(token.index, field) for field, _, token in found.pieces]
+    assert len(places) == len(set(places))
+
+
+def test_case_81_ids_and_empty_arguments_are_known() -> None:
+    text = "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}[TOOL_CALLS]h[ARGS]{}"
+    parser = new("mistral")
+    parse(parser, text_tokens([text.encode()]))
+    # An id that is there twice names one call.
+    assert [parser.made(call) for call in range(3)] == [("abcdefghi", False), (None, False), (None, False)]
+    parser = new("hermes")
+    parse(parser, text_tokens([b'<tool_call>{"name": "f"}</tool_call>']))
+    assert parser.made(0) == (None, True)
+    assert parser.num_completed == 1
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,6 +15,7 @@ from neper.server.generation import Generation
 from neper.server.message_entries import MessageEntries
 from neper.server.service import Service
 from neper.text.token_text import Field
+from neper.text.tools import MadeCall
 from neper.types import JsonObject, PackedRows
 
 # Which list of a choice's logprobs has the entries of a field. Those of a call's name and arguments follow each other.
@@ -88,7 +88,8 @@ class ChatReply(ChoicesReply[ChatBody]):
             for part, end in zip(delta.parts, ends, strict=True):
                 entries = self._entries.of_part(delta, part)
                 if part.text or entries:
-                    shown.append((_part_delta(part), _logprobs(_LISTS[part.field], entries), end))
+                    fields = self._part_delta(delta.index, part)
+                    shown.append((fields, _logprobs(_LISTS[part.field], entries), end))
         start, last = 0, max((end for *_, end in shown), default=0)
         if sampled and last < len(sampled) and delta.finish_reason is None:
             shown.append((b'{"content":""}', b"null", len(sampled)))
@@ -114,6 +115,17 @@ class ChatReply(ChoicesReply[ChatBody]):
             events.append(self.chunk(choice))
         return b"".join(events)
 
+    def _part_delta(self, index: int, part: Part) -> bytes:
+        if part.field == "content":
+            return b'{"content":%b}' % orjson.dumps(part.text)
+        if part.field == "reasoning":
+            return b'{"reasoning_content":%b}' % orjson.dumps(part.text)
+        if part.field == "arguments":
+            text = orjson.dumps(part.text)
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (part.call, text)
+        call_id, arguments = begun_call(self.service, self.generation.choices[index], part)
+        return orjson.dumps({"tool_calls": [{"index": part.call, **_Call(call_id, part.text, [arguments]).json()}]})
+
     def failure(self, index: int) -> bytes:
         return self.chunk({"index": index, "delta": {}, "logprobs": None, "finish_reason": "error"})
 
@@ -132,7 +144,8 @@ class ChatReply(ChoicesReply[ChatBody]):
             elif part.field == "reasoning":
                 folded.reasoning.append(part.text)
             elif part.field == "name":
-                folded.calls.append(_Call(new_call_id(), part.text))
+                call_id, arguments = begun_call(self.service, self.generation.choices[delta.index], part)
+                folded.calls.append(_Call(call_id, part.text, [arguments]))
             else:
                 folded.calls[part.call].arguments.append(part.text)
             if entries := self._entries.of_part(delta, part):
@@ -193,16 +206,7 @@ def _logprobs(name: str, entries: bytes) -> bytes:
     return b'{"content":[],"refusal":null,"%b":[%b]}' % (name.encode(), entries)
 
 
-def _part_delta(part: Part) -> bytes:
-    if part.field == "content":
-        return b'{"content":%b}' % orjson.dumps(part.text)
-    if part.field == "reasoning":
-        return b'{"reasoning_content":%b}' % orjson.dumps(part.text)
-    if part.field == "name":
-        return orjson.dumps({"tool_calls": [{"index": part.call, **_Call(new_call_id(), part.text).json()}]})
-    return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (part.call, orjson.dumps(part.text))
-
-
-def new_call_id() -> str:
-    """A new id of a call, by which its result names it."""
-    return f"call_{secrets.token_hex(12)}"
+def begun_call(service: Service, choice: Choice, part: Part) -> tuple[str, str]:
+    """Of a call whose name this is: the id by which its result names it, and arguments that no token spells."""
+    made = MadeCall() if choice.parser is None else choice.parser.made(part.call)
+    return made.id or service.tokenizer.new_call_id(), "{}" if made.empty else ""

@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from neper.errors import NeperError
-from neper.server.chat import new_call_id
+from neper.server.chat import begun_call
 from neper.server.choice import Delta
 from neper.server.generation import Generation
 from neper.server.message_entries import MessageEntries
@@ -113,9 +113,9 @@ class _Call(_Item):
 
     prefix = "fc"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, call_id: str) -> None:
         super().__init__()
-        self._call_id = new_call_id()
+        self._call_id = call_id
         self._name = name
 
     def add(self, arguments: str) -> None:
@@ -169,7 +169,10 @@ class ResponsesReply(Reply[ResponsesBody]):
             elif part.field == "content":
                 self._add_text(_Message, part.text, self._entries.of_part(delta, part))
             elif part.field == "name":
-                self._open(_Call(part.text))
+                call_id, arguments = begun_call(self.service, self.generation.choices[0], part)
+                self._open(_Call(part.text, call_id))
+                if arguments:
+                    self._add_arguments(arguments)
             else:
                 self._add_arguments(part.text)
         if delta.finish_reason is not None:

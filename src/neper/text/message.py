@@ -14,7 +14,7 @@ from neper.text.detokenizer import TextToken
 from neper.text.reader import SPACES, Reader, Reading
 from neper.text.reasoning import ReasoningTags
 from neper.text.token_text import Piece
-from neper.text.tools import CallReader, ToolFormat
+from neper.text.tools import CallReader, MadeCall, ToolFormat
 
 
 class MessageParser:
@@ -63,6 +63,10 @@ class MessageParser:
     def num_completed(self) -> int:
         """Calls whose arguments are complete."""
         return 0 if self._calls is None else self._calls.num_completed
+
+    def made(self, call: int) -> MadeCall:
+        """What is known of a call besides its name and arguments, once its name was given."""
+        return MadeCall() if self._calls is None else self._calls.made[call]
 
     def step(self, tokens: Iterable[TextToken]) -> list[Piece]:
         """Takes the next tokens; returns the pieces of those that are final now, in order."""

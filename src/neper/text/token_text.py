@@ -128,7 +128,10 @@ class TokenText:
             for stretch in stretches:
                 if stretch.start >= laid.until:
                     break
-                pieces.append(Piece(stretch.field, stretch.call, _cut(laid, stretch)))
+                piece = Piece(stretch.field, stretch.call, _cut(laid, stretch))
+                if pieces and _same_place(pieces[-1], piece):
+                    piece = _joined(pieces.pop(), piece)
+                pieces.append(piece)
         self.settled += count
         if self._together and count:
             reached = tokens[0].start if tokens else self.length
@@ -153,6 +156,16 @@ class TokenText:
             if start < reached < end:
                 count = next(place for place, laid in enumerate(islice(tokens, count + 1)) if laid.until > start)
         return count
+
+
+def _same_place(piece: Piece, other: Piece) -> bool:
+    return (piece.token.index, piece.field, piece.call) == (other.token.index, other.field, other.call)
+
+
+def _joined(piece: Piece, other: Piece) -> Piece:
+    """Two cuts of a token in one field, with something between that is in none."""
+    first, second = piece.token, other.token
+    return piece._replace(token=first._replace(text=first.text + second.text, data=first.data + second.data))
 
 
 def _names_first(pieces: list[Piece]) -> list[Piece]:

@@ -2,7 +2,11 @@
 
 hermes       <tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>, one after the other
 llama3_json  {"name": "f", "parameters": {…}}; …, all at the beginning of the text or after <|python_tag|>
-mistral      [TOOL_CALLS] [{"name": "f", "arguments": {…}}, …], or [TOOL_CALLS]f{…} or [TOOL_CALLS]f[ARGS]{…} each
+mistral      [TOOL_CALLS] [{"name": "f", "arguments": {…}}, …], or each [TOOL_CALLS]f{…}, [TOOL_CALLS]f[ARGS]{…} or
+             [TOOL_CALLS]f[CALL_ID]id[ARGS]{…}
+
+In an object the arguments may also be a JSON string with the object in it, whose backslashes then are in no field, or
+be null or left out.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class ToolFormat(NamedTuple):
 TOOL_FORMATS = {
     "hermes": ToolFormat("hermes", "<tool_call>", False, ("<tool_call>", "</tool_call>")),
     "llama3_json": ToolFormat("llama3_json", "<|python_tag|>", True, ("<|python_tag|>",)),
-    "mistral": ToolFormat("mistral", "[TOOL_CALLS]", False, ("[TOOL_CALLS]", "[ARGS]")),
+    "mistral": ToolFormat("mistral", "[TOOL_CALLS]", False, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
 }
 
 PLAIN_FORM = TOOL_FORMATS["hermes"]
@@ -46,6 +50,9 @@ FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 _ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
+# How a string begins that holds an object: its white space may be escaped.
+_HOLDS_OBJECT = re.compile(r"(?:[ \t\r\n]|\\[tnr])*\{")
+_HOLDS_NOTHING = re.compile(r"[ \t\r\n]*")
 # Templates that show these ask for calls that are not JSON.
 _OTHER_FORMS = ("<function=", "<arg_key>")
 
@@ -81,6 +88,18 @@ def tool_format(tokenizer: Tokenizer, parser: str | None = None) -> ToolFormat |
     return None
 
 
+class MadeCall(NamedTuple):
+    """What a call is besides its name and arguments.
+
+    Attributes:
+        id: as the model wrote it; None where it wrote none.
+        empty: the model left the arguments out, so that no token spells them: they are `{}`.
+    """
+
+    id: str | None = None
+    empty: bool = False
+
+
 class CallReader:
     """Reads calls off a text. Their names and arguments belong to those fields, what is around them to none.
 
@@ -90,13 +109,13 @@ class CallReader:
         single: nothing is read after the first call.
 
     Attributes:
-        num_calls: calls so far.
+        made: the calls so far.
         num_completed: those whose arguments are complete.
     """
 
     def __init__(self, reader: Reader, form: ToolFormat, *, single: bool) -> None:
         self.form = form
-        self.num_calls = 0
+        self.made: list[MadeCall] = []
         self.num_completed = 0
         self._reader = reader
         self._single = single
@@ -118,9 +137,9 @@ class CallReader:
             yield from self._form("</tool_call>")
 
     def _llama(self) -> Reading[None]:
-        yield from self._reader.literal("<|python_tag|>")
+        tagged = yield from self._reader.literal("<|python_tag|>")
         yield from self._reader.skip()
-        while (yield from self._object()) and (yield from self._form(";")):
+        while (yield from self._object(tagged=tagged)) and (yield from self._form(";")):
             yield from self._reader.skip()
             self._reader.drop(self._reader.at)
 
@@ -140,13 +159,21 @@ class CallReader:
         start = reader.at
         yield from reader.skip(_NAME_CHARACTERS)
         name = Range(start, reader.at)
+        call_id: str | None = None
+        if (yield from reader.literal("[CALL_ID]")):
+            start = reader.at
+            yield from reader.skip(_NAME_CHARACTERS)
+            call_id = reader.text(start, reader.at)
         yield from reader.literal("[ARGS]")
         yield from reader.skip()
         if self._is_name(name) and (yield from reader.peek()) == "{":
-            yield from self._arguments(name)
+            yield from self._arguments(name, call_id)
 
-    def _object(self) -> Reading[bool]:
-        """Reads a call written as an object; False where this is none, and what was read of it stays undecided."""
+    def _object(self, *, tagged: bool = True) -> Reading[bool]:
+        """Reads a call written as an object; False where this is none, and what was read of it stays undecided.
+
+        One without arguments is a call where a tag said so: else it may be any JSON with a name in it.
+        """
         reader = self._reader
         name: Range | None = None
         arguments: Range | None = None
@@ -163,15 +190,22 @@ class CallReader:
                 return False
             yield from reader.skip()
             if key in _ARGUMENTS and arguments is None:
-                if (yield from reader.peek()) != "{":
+                kind = yield from self._kind_of_arguments()
+                if kind is None:
                     return False
-                if name is not None:
+                if kind == "null":
+                    arguments = Range(reader.at, reader.at)
+                    if name is not None:
+                        yield from self._empty(name)
+                        break
+                elif name is not None:
                     yield from self._arguments(name)
                     break
-                start = reader.at
-                if not (yield from reader.brackets()):
-                    return False
-                arguments = Range(start, reader.at)
+                else:
+                    start = reader.at
+                    if (yield from reader.string() if kind == '"' else reader.brackets()) in (None, False):
+                        return False
+                    arguments = Range(start, reader.at)
             elif key == "name" and name is None:
                 name = yield from reader.string()
                 if name is None or not self._is_name(name):
@@ -182,36 +216,126 @@ class CallReader:
             elif key not in _OTHER_KEYS or (yield from reader.string()) is None:
                 return False
             yield from reader.skip()
+            if name is not None and tagged and (yield from reader.peek()) == "}":
+                yield from self._empty(name)
+                break
             if not (yield from reader.literal(",")):
                 return False
         yield from self._rest_of_object()
         return True
 
+    def _kind_of_arguments(self) -> Reading[str | None]:
+        """The first character of arguments, an object or a string with one in it, or "null", which is then taken, as
+        is a string with nothing in it; None where they are no arguments.
+        """
+        reader = self._reader
+        first = yield from reader.peek()
+        if first == "{":
+            return first
+        if first == "n":
+            return "null" if (yield from reader.literal("null")) else None
+        if first != '"':
+            return None
+        start = reader.at
+        reader.at += 1
+        while True:
+            text = reader.text(start + 1, reader.at)
+            if _HOLDS_OBJECT.fullmatch(text):
+                reader.at = start
+                return first
+            if text.endswith('"') and _HOLDS_NOTHING.fullmatch(text[:-1]):
+                return "null"
+            begun = text[:-1] if text.endswith("\\") else text
+            if not _HOLDS_OBJECT.fullmatch(begun + "{") or not (yield from reader.peek()):
+                reader.at = start
+                return None
+            reader.at += 1
+
     def _is_name(self, name: Range) -> bool:
         return FUNCTION_NAME.fullmatch(self._reader.text(*name)) is not None
 
-    def _arguments(self, name: Range) -> Reading[None]:
+    def _begin(self, call_id: str | None = None, *, empty: bool = False) -> int:
+        """A call begins; returns its number."""
+        if call_id is not None and (not FUNCTION_NAME.fullmatch(call_id) or call_id in [made.id for made in self.made]):
+            call_id = None
+        self.made.append(MadeCall(call_id, empty))
+        return len(self.made) - 1
+
+    def _arguments(self, name: Range, call_id: str | None = None) -> Reading[None]:
         """A call begins: its name was read, and here its arguments begin."""
-        reader, call = self._reader, self.num_calls
-        self.num_calls += 1
+        reader, call = self._reader, self._begin(call_id)
         reader.drop(name.start)
         reader.decide("name", call, name.end)
         reader.keep_together(*name)
         reader.drop(reader.at)
-        if (yield from reader.brackets(call=call)):
+        if (yield from self._decide_arguments(call)):
             yield from self._complete()
 
     def _late_name(self, name: Range, arguments: Range) -> Reading[None]:
         """A call whose name came after its arguments."""
-        reader, call = self._reader, self.num_calls
-        self.num_calls += 1
+        if arguments.start == arguments.end:
+            yield from self._empty(name)
+            return
+        reader, call, end = self._reader, self._begin(), self._reader.at
         reader.drop(arguments.start)
-        reader.decide("arguments", call, arguments.end)
+        reader.at = arguments.start
+        yield from self._decide_arguments(call)
+        reader.at = end
         reader.drop(name.start)
         reader.decide("name", call, name.end)
         reader.drop(reader.at)
         reader.keep_together(arguments.start, name.end)
         yield from self._complete()
+
+    def _empty(self, name: Range) -> Reading[None]:
+        """A call without arguments."""
+        reader, call = self._reader, self._begin(empty=True)
+        reader.drop(name.start)
+        reader.decide("name", call, name.end)
+        reader.keep_together(*name)
+        reader.drop(reader.at)
+        yield from self._complete()
+
+    def _decide_arguments(self, call: int) -> Reading[bool]:
+        """Reads arguments, an object or a string that holds one, as those of `call`; False where they are cut."""
+        if (yield from self._reader.literal('"')):
+            return (yield from self._quoted_arguments(call))
+        return (yield from self._reader.brackets(call=call))
+
+    def _quoted_arguments(self, call: int) -> Reading[bool]:
+        """Reads the rest of a JSON string that holds an object. What the string's own escapes add is in no field."""
+        reader = self._reader
+        yield from reader.skip()
+        reader.drop(reader.at)
+        string = escaped = False  # inside the object: in a string of its, and after a backslash there
+        while character := (yield from reader.peek()):
+            start = reader.at
+            reader.at += 1
+            if character == '"':
+                reader.drop(reader.at)
+                return True
+            if character == "\\":
+                character = yield from reader.peek()
+                reader.at += bool(character)
+                if not character:
+                    reader.drop(reader.at)
+                    return False
+                if character in ('"', "\\", "/"):
+                    reader.drop(start + 1)
+                elif character in "bfnrt" and not string:
+                    # White space between the object's parts, which says nothing.
+                    reader.drop(reader.at)
+                    continue
+                else:
+                    character = ""  # in a string of the object this escape means what it means in ours
+            reader.decide("arguments", call, reader.at)
+            if not string:
+                string = character == '"'
+            elif escaped:
+                escaped = False
+            else:
+                string, escaped = character != '"', character == "\\"
+        return False
 
     def _complete(self) -> Reading[None]:
         self.num_completed += 1

@@ -13,6 +13,7 @@ from neper.text.detokenizer import TextToken
 from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
 from neper.text.token_text import Piece, TokenText
+from neper.text.tools import MadeCall
 
 
 class JsonParser:
@@ -48,6 +49,9 @@ class JsonParser:
     @property
     def settled(self) -> int:
         return self._parser.settled if self._first is None else self._first
+
+    def made(self, call: int) -> MadeCall:
+        return self._parser.made(call)
 
     def keep(self) -> None:
         """The content stays as it is, JSON or not: it was cut off."""
