@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neper.errors import StartupError
@@ -109,6 +109,7 @@ def new(form: str) -> MessageParser:
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)
+@settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 200)), group=st.integers(1, 4))
 def test_calls_however_they_are_cut(
     form: str, text: str, content: str, calls: tuple[tuple[str, str], ...], cuts: list[int], group: int

@@ -130,10 +130,10 @@ class Tokenizer:
             ModelLoadError: there is no tokenizer in it, or one of a kind that neper cannot take bytes from.
         """
         with reading(f"the tokenizer in {path}"):
-            return cls._read(path)
+            return cls._read(path, chat_template)
 
     @classmethod
-    def _read(cls, path: Path) -> Tokenizer:
+    def _read(cls, path: Path, chat_template: str | None) -> Tokenizer:
         config = _read_json(path / "tokenizer_config.json")
         config = {**_read_json(path / "special_tokens_map.json"), **config}
         file = path / "tokenizer.json"
