@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import zmq
+from transformers import LlamaForCausalLM
 
 from neper.config import EngineConfig, WatchConfig
 from neper.engine import memory
@@ -27,6 +29,7 @@ from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import resolve
 from neper.types import FinishReason, Request, SamplingParams, TokenChunk
 from tests.helpers.engine import make_core, prompts, request, run
+from tests.models.gguf_files import write_gguf
 
 LONG = SamplingParams(temperature=0, max_tokens=400)
 
@@ -93,6 +96,23 @@ def test_the_same_rows_as_in_process(directory: Path) -> None:
             for item, chunks in zip(items, together, strict=True):
                 assert [t for c in chunks if c.tokens for t in c.tokens.token_ids] == want[item.request_id].token_ids
             assert client.stats().generated_tokens == 2 * sum(5 + i for i in range(8))
+
+    go(test())
+
+
+def test_case_77_the_process_reads_a_gguf_files_own_values(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copy(directory / "tokenizer.json", tmp_path)
+    write_gguf(tmp_path / "tiny.gguf", LlamaForCausalLM.from_pretrained(directory))
+    item = request("a", prompts(1, 20)[0], SamplingParams(temperature=0, max_tokens=5), top_k=3)
+    want = run(make_core(directory), [item])["a"]
+
+    async def test() -> None:
+        async with engine(tmp_path / "tiny.gguf") as client:
+            chunks = await collect(client, item)
+            assert b"".join(c.tokens.data for c in chunks if c.tokens) == want.tokens.data
 
     go(test())
 
