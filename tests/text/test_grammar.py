@@ -515,6 +515,10 @@ BAD_SCHEMAS: list[tuple[Any, str]] = [
     ({"propertyNames": {"pattern": "a"}}, "'propertyNames'"),
     ({"prefixItems": [{}], "additionalItems": False}, "additionalItems means nothing beside prefixItems"),
     ({"const": "\x7f"}, "the schema.const: a string with control characters"),
+    ({"enum": list(range(70_000))}, "has more than 65536 values"),
+    ({"required": ["a"] * 70_000}, "has more than 65536 values"),
+    ({"properties": {f"p{n}": {} for n in range(10_001)}}, "has more than 10000 subschemas"),
+    ({"oneOf": [{"const": n} for n in range(101)]}, "the schema.oneOf: has more than 100 schemas"),
     (False, "no value fits it"),
     ([], "must be a JSON Schema"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,7 +44,9 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         template_kwargs=_template_kwargs(service, body),
     )
     thinking = _thinking(service, body, token_ids)
-    constraint = _constraint(service, body, thinking)
+    constraint = None
+    if body.response_format is not None or body.structured_outputs is not None or body.functions_shown():
+        constraint = await asyncio.to_thread(_constraint, service, body, thinking)  # schemas can be large
     form = None
     if constraint is not None and _is_checked_after(service, body):
         form, constraint = await json_form(service, body, constraint), None

@@ -37,7 +37,9 @@ async def completion_generation(service: Service, body: CompletionBody, reply_id
         _check_prompt_scores(service.engine.capabilities, body, "echo")
         longest = _longer(body.logprobs, body.prompt_logprobs)
         logprobs = msgspec.structs.replace(logprobs, prompt_top_k=longest)
-    constraint = constraint_of(body.response_format, body.structured_outputs)
+    constraint = None
+    if body.response_format is not None or body.structured_outputs is not None:  # in a thread: schemas can be large
+        constraint = await asyncio.to_thread(constraint_of, body.response_format, body.structured_outputs)
     sources = _prompt_sources(service, body)
     prompts = []
     for source in sources:

@@ -29,7 +29,10 @@ MAX_DEPTH = 100
 MAX_SCHEMAS = 10_000
 """The most subschemas of a schema."""
 
-MAX_OPTIONS = 200
+MAX_VALUES = 65_536
+"""The most values and names in its `const`, `enum` and `required`."""
+
+MAX_OPTIONS = 100
 """The most schemas of a oneOf: each is compared with each."""
 
 _LONGEST_NAME = 80  # of a name in an error
@@ -97,6 +100,7 @@ class _Reader:
         self._unions = Unions(self._references)
         self._seen: dict[int, tuple[Mapping[str, Any], Path]] = {}
         self._count = 0
+        self._values = 0
         self._refs: list[tuple[dict[str, Any], str, Path]] = []  # where each is written, its pointer and path
         draft = schema.get("$schema")
         # In older drafts it means nothing; all other keywords are held, whatever the draft.
@@ -217,6 +221,7 @@ class _Reader:
             if not names or not all(isinstance(name, str) and name in TYPES for name in names):
                 raise self._error(path, f"must be one or more of {', '.join(TYPES)}")
         elif keyword == "required":
+            self._count_values(len(value) if isinstance(value, list) else 0)
             if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
                 raise self._error(path, "must be a list of names")
         elif keyword in ("pattern", "format", "$ref"):
@@ -245,10 +250,15 @@ class _Reader:
             elif isinstance(value, int | float):
                 if not schema_numbers.is_exact(value):
                     raise self._error(path, f"{value!r} {schema_numbers.INEXACT}; use a string")
-            elif isinstance(value, Mapping):
-                pending += [(item, depth + 1) for item in value.values()]
-            elif isinstance(value, list):
-                pending += [(item, depth + 1) for item in value]
+            elif isinstance(value, Mapping | list):
+                self._count_values(len(value))
+                inner = value.values() if isinstance(value, Mapping) else value
+                pending += [(item, depth + 1) for item in inner]
+
+    def _count_values(self, number: int) -> None:
+        self._values += number
+        if self._values > MAX_VALUES:
+            raise self._error((), f"has more than {MAX_VALUES} values in const, enum and required")
 
     def _hold_format(self, new: dict[str, Any], path: Path) -> None:
         name = new.pop("format")

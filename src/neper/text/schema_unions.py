@@ -8,7 +8,7 @@ from typing import Any
 
 from neper.text.schema_references import References
 
-_MOST_COMPARISONS = 100_000
+_MOST_COMPARISONS = 20_000
 _DEEPEST = 20
 
 _ALL = frozenset(("null", "boolean", "number", "string", "array", "object"))
@@ -22,13 +22,15 @@ class Unions:
     def __init__(self, references: References) -> None:
         self._references = references
         self._comparisons = 0
+        self._known: dict[int, list[Any]] = {}  # conjuncts by id
+        self._listed: dict[int, list[frozenset[str]]] = {}  # values by id
 
     def disjoint(self, one: Any, other: Any, depth: int = 0) -> bool:
         """No value fits both; False where that cannot be told."""
         self._comparisons += 1
         if self._comparisons > _MOST_COMPARISONS or depth > _DEEPEST:
             return False
-        ones, others = list(self._conjuncts(one)), list(self._conjuncts(other))
+        ones, others = self._conjuncts(one), self._conjuncts(other)
         if False in ones or False in others:
             return True
         ones, others = [node for node in ones if node is not True], [node for node in others if node is not True]
@@ -79,30 +81,28 @@ class Unions:
             inside.append(self._references.target(node["$ref"]))
         return any(self._names_properties(inner, seen, depth + 1) for inner in inside)
 
-    def _conjuncts(self, node: Any) -> Iterator[Any]:
+    def _conjuncts(self, schema: Any) -> list[Any]:
         """The schemas that all apply to what fits a schema: itself, its reference's target, those of allOf."""
-        pending, seen = [node], set[int]()
-        while pending:
-            node = pending.pop()
-            if isinstance(node, bool):
-                yield node
-            elif id(node) not in seen:
-                seen.add(id(node))
-                yield node
-                pending += node.get("allOf", ())
-                if "$ref" in node:
-                    pending.append(self._references.target(node["$ref"]))
+        if isinstance(schema, bool):
+            return [schema]
+        if id(schema) not in self._known:
+            pending, found = [schema], dict[int, Any]()
+            while pending:
+                node = pending.pop()
+                if id(node) not in found:
+                    found[id(node)] = node
+                    if not isinstance(node, bool):
+                        pending += node.get("allOf", ())
+                        pending += [self._references.target(node["$ref"])] if "$ref" in node else []
+            self._known[id(schema)] = list(found.values())
+        return self._known[id(schema)]
 
     def _values(self, conjuncts: list[Any]) -> Iterator[frozenset[str]]:
         """Sets of which each holds all values that fit, where a schema lists them."""
         for node in conjuncts:
-            if "const" in node:
-                yield frozenset([_written(node["const"])])
-            if "enum" in node:
-                yield frozenset(map(_written, node["enum"]))
-            kinds = _kinds(node)
-            if kinds <= {"null", "boolean"} and "type" in node:
-                yield frozenset(["null"] * ("null" in kinds) + ["true", "false"] * ("boolean" in kinds))
+            if id(node) not in self._listed:
+                self._listed[id(node)] = list(_listed(node))
+            yield from self._listed[id(node)]
 
     def _objects_disjoint(self, ones: list[Any], others: list[Any], depth: int) -> bool:
         required = {name for node in (*ones, *others) for name in node.get("required", ())}
@@ -112,6 +112,16 @@ class Unions:
                 if any(self.disjoint(first, second, depth + 1) for second in theirs):
                     return True
         return False
+
+
+def _listed(node: Node) -> Iterator[frozenset[str]]:
+    if "const" in node:
+        yield frozenset([_written(node["const"])])
+    if "enum" in node:
+        yield frozenset(map(_written, node["enum"]))
+    kinds = _kinds(node)
+    if kinds <= {"null", "boolean"} and "type" in node:
+        yield frozenset(["null"] * ("null" in kinds) + ["true", "false"] * ("boolean" in kinds))
 
 
 def _kinds(node: Any) -> frozenset[str]:
