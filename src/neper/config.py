@@ -195,7 +195,7 @@ class ServerConfig:
     )
     max_choices: int = _option(128, "Most choices (prompts x n) of one request; more are a 400.")
     max_listed: int = _option(
-        2**24, "Most alternatives that one request may list in lists longer than 128; more are a 400."
+        2**20, "Most alternatives that one request may list, of prompts and in lists longer than 128; more are a 400."
     )
     max_requests: int = _option(2048, "Most requests being answered at once; beyond them the answer is a 503.")
     max_waiting: int = _option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -107,6 +108,11 @@ class Target(ServerProcess):
         """Bytes of the API process: resident now, or with "VmHWM" at most since the peak was last forgotten."""
         line = next(line for line in self._proc("status").read_text().splitlines() if line.startswith(field))
         return 1024 * int(line.split()[1])
+
+    def cpu_seconds(self) -> float:
+        """What the API process has computed since it started."""
+        fields = self._proc("stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and body of the reply."""

@@ -39,5 +39,5 @@ def test_small_requests_are_no_attack(target: Target) -> None:
         return [target.post("/v1/completions", b'{"prompt":"Hi","max_tokens":1}')[0] for _ in range(30)]
 
     figures = target.attack("small requests", lambda: at_once([ask]), sent=100)
-    assert figures.asked >= 20
+    assert figures.asked >= 3
     figures.check()

@@ -44,7 +44,7 @@ class CountingDecoder:
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        (filled('{"prompt":[', "[]", "]}", MAX_COST // 250), RequestTooLargeError, "160002 lists and objects"),
+        (filled('{"prompt":[', "[]", "]}", MAX_COST // 400), RequestTooLargeError, "100002 lists and objects"),
         (filled('{"prompt":[', "1", "]}", MAX_COST // 25), RequestTooLargeError, "1600000 values"),
         (filled('{"metadata":{"a":[', "1e300", "]}}", 60_000), RequestTooLargeError, "60000 values"),
         (filled('{"metadata":{"a":[', "1.5", "]}}", 400_000), RequestTooLargeError, "400000 values"),
@@ -303,3 +303,10 @@ def test_free_fields_are_found(kind: type[strict.Strict]) -> None:
     assert "metadata" in strict._free_fields(kind)
     assert "temperature" not in strict._free_fields(kind)
     assert "response_format" in strict._free_fields(kind)
+
+
+def test_case_88_more_messages_than_the_context_has_tokens(client: Client) -> None:
+    empty = {"role": "user", "content": ""}
+    for path, field in ((CHAT, "messages"), (RESPONSES, "input")):
+        response = client.post(path, **{field: [empty] * 129})
+        assert "129 messages" in check(response, 400, None, "context_length_exceeded")

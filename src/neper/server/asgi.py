@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +14,9 @@ from neper.server.generation import ClientDisconnected
 
 Header = tuple[bytes, bytes]
 Result = TypeVar("Result")
+
+# Larger replies are sent in parts, without a length.
+LARGE_REPLY = 2**20
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -81,6 +84,41 @@ async def _left(receive: Receive) -> None:
 
 async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Sequence[Header] = ()) -> None:
     await send_body(send, body, b"application/json", status=status, headers=headers)
+
+
+async def send_parts(send: Send, parts: Iterator[bytes], *, in_thread: bool) -> int:
+    """Send JSON that is made in parts: whole where it is small, else a part as soon as it is made.
+
+    Args:
+        in_thread: make the parts in a thread, since each may take long.
+
+    Returns: how many bytes were sent.
+    """
+
+    async def make() -> bytes:
+        if in_thread:
+            return await asyncio.to_thread(next, parts, b"")
+        return next(parts, b"")
+
+    made = []
+    size = 0
+    while size < LARGE_REPLY and (part := await make()):
+        made.append(part)
+        size += len(part)
+    part = b"".join(made)
+    if size < LARGE_REPLY:
+        await send_json(send, part)
+        return size
+    made.clear()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while part:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        part = await make()
+        size += len(part)
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return size
 
 
 async def send_body(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -151,15 +151,16 @@ class ChatReply(ChoicesReply[ChatBody]):
             if entries := self._entries.of_part(delta, part):
                 folded.entries.setdefault(_LISTS[part.field], []).append(entries)
 
-    def body(self) -> bytes:
+    def parts(self) -> Iterator[bytes]:
         extra: JsonObject = {}
         if self._prompt_logprobs is not None:
             extra["prompt_logprobs"] = orjson.Fragment(b"[%b]" % self._prompt_logprobs)
         if self.request.return_token_ids:
             extra["prompt_token_ids"] = self.generation.choices[0].prompt.token_ids
-        return self.full([self._choice(index, folded) for index, folded in enumerate(self._folded)], **extra)
+        return self.full(map(self._choice, range(len(self._folded))), **extra)
 
-    def _choice(self, index: int, folded: _Folded) -> JsonObject:
+    def _choice(self, index: int) -> JsonObject:
+        folded, self._folded[index] = self._folded[index], _Folded()
         last = folded.last
         content = "".join(folded.content)
         message: JsonObject = {"role": "assistant", "content": content, "refusal": None}

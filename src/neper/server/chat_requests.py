@@ -10,8 +10,8 @@ from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.chat_protocol import ChatBody, Function, Message, NamedTool
 from neper.server.choice import Prompt
 from neper.server.generation import Generation
-from neper.server.requests import json_form, logprob_params, new_generation
-from neper.server.service import Service
+from neper.server.requests import check_messages, json_form, logprob_params, new_generation
+from neper.server.service import MESSAGE_CHARACTERS, Service
 from neper.server.structured import constraint_of
 from neper.text.grammar import Constraint, after_reasoning, tool_calls
 from neper.text.json_form import JsonForm
@@ -37,8 +37,11 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
     logprobs = logprob_params(service, body, body.num_top_logprobs(), param="top_logprobs")
     continues = bool(body.continue_final_message)
     generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    messages = body.messages or ()
+    check_messages(service, len(messages))
+    size = MESSAGE_CHARACTERS * len(messages)
     token_ids = await service.encode_chat(
-        _conversation(service, body),
+        await service.run(size, lambda: _conversation(service, body)),
         add_generation_prompt=generates,
         continue_final_message=continues,
         template_kwargs=_template_kwargs(service, body),

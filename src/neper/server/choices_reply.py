@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 
 import orjson
 
@@ -18,8 +19,8 @@ from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
 from neper.types import JsonObject, PackedRows, listed_places
 
-# Scored prompts from this length on are written in a thread: at 5 us a token they would hold up all streams.
-INLINE_PROMPT_TOKENS = 1000
+# Scored prompts of so many entries are written in a thread: at 3 us each they would hold up all streams.
+INLINE_PROMPT_ENTRIES = 1000
 
 
 class ChoicesReply(Reply[Body]):
@@ -42,7 +43,8 @@ class ChoicesReply(Reply[Body]):
 
     async def open(self, delta: Delta) -> None:
         choice = self.generation.choices[delta.index]
-        if choice.request.logprobs.prompt_top_k is None or len(choice.prompt.token_ids) < INLINE_PROMPT_TOKENS:
+        listed = choice.request.num_prompt_listed(self.service.engine.capabilities.vocab_size)
+        if listed is None or len(choice.prompt.token_ids) * (listed + 1) < INLINE_PROMPT_ENTRIES:
             self.write_prompt(choice)
         else:
             await asyncio.to_thread(self.write_prompt, choice)
@@ -67,9 +69,13 @@ class ChoicesReply(Reply[Body]):
         """A stream event with one choice; `extra` are ready-made members of the chunk (`,"name":value`)."""
         return b"%b%b]%b%b" % (self.head, orjson.dumps(choice), extra, self.tail)
 
-    def full(self, choices: list[JsonObject], **extra: object) -> bytes:
-        envelope = self._envelope(self.kind)
-        return orjson.dumps({**envelope, "choices": choices, "usage": self.generation.usage(), **extra})
+    def full(self, choices: Iterable[JsonObject], **extra: object) -> Iterator[bytes]:
+        yield orjson.dumps(self._envelope(self.kind))[:-1] + b',"choices":['
+        for place, choice in enumerate(choices):
+            if place:
+                yield b","
+            yield orjson.dumps(choice)
+        yield b"]," + orjson.dumps({"usage": self.generation.usage(), **extra})[1:]
 
     def sampled_fields(self, index: int, rows: PackedRows | None) -> JsonObject:
         """A choice's `token_ids`, and with logprobs `token_logprobs`, where the request wants them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import orjson
@@ -83,6 +84,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
             }
             prompt_ids = {}
             events.append(self.chunk(choice))
+            state.echo_logprobs = None
         pieces = self._arrays(delta, state)
         sampled = delta.sampled if self.request.return_token_ids else None
         if delta.text or pieces is not None or delta.finish_reason is not None or sampled or prompt_ids:
@@ -111,10 +113,11 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         state.sampled.append(delta.sampled)
         state.last = delta
 
-    def body(self) -> bytes:
-        return self.full([self._choice(index, state) for index, state in enumerate(self._states)])
+    def parts(self) -> Iterator[bytes]:
+        return self.full(map(self._choice, range(len(self._states))))
 
-    def _choice(self, index: int, state: _State) -> JsonObject:
+    def _choice(self, index: int) -> JsonObject:
+        state = self._states[index]
         last = state.last
         # The first choice of a prompt had it scored, for all of them.
         scored = self._states[index - index % self._n]
@@ -133,6 +136,9 @@ class CompletionReply(ChoicesReply[CompletionBody]):
             choice["prompt_logprobs"] = orjson.Fragment(b"[%b]" % scored.prompt_logprobs)
         if self.request.return_token_ids:
             choice["prompt_token_ids"] = self.generation.choices[index].prompt.token_ids
+        state.pieces = []
+        if index % self._n == self._n - 1:
+            scored.echo_logprobs = scored.prompt_logprobs = None
         return choice
 
     def _arrays(self, delta: Delta, state: _State) -> LegacyArrays | None:

@@ -86,6 +86,8 @@ class Gate:
             exchange.error = error
             if not exchange.status:
                 await send_error(send_with_id, error)
+            # Its frames refer to the exchange: in a cycle the body would stay until the next full collection.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
         finally:
             self._note(scope, exchange)
 

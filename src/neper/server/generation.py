@@ -93,6 +93,10 @@ class Generation:
                 choice.stream.close()
         self._service.leave(self)
 
+    @property
+    def scores_prompts(self) -> bool:
+        return any(choice.request.logprobs.prompt_top_k is not None for choice in self.choices)
+
     def usage(self) -> JsonObject:
         """The `usage` object so far. A prompt counts once however many choices it has."""
         each = len(self.choices) // self._num_prompts

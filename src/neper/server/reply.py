@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from neper.errors import NeperError
@@ -18,7 +19,7 @@ Body = TypeVar("Body", bound=GenerationBody)
 
 class Reply(ABC, Generic[Body]):
     """Shapes one generation's deltas. A stream calls `begin`, `event` for each delta, then `end` or `broken`; a full
-    reply `add` for each delta, then `body`. Both await `open` before the first delta of a choice.
+    reply `add` for each delta, then `parts`. Both await `open` before the first delta of a choice.
     """
 
     done = b""
@@ -56,8 +57,8 @@ class Reply(ABC, Generic[Body]):
         """Fold one delta into the full reply."""
 
     @abstractmethod
-    def body(self) -> bytes:
-        """The full reply."""
+    def parts(self) -> Iterator[bytes]:
+        """The full reply, in parts that are made when they are asked for, and held nowhere else afterwards."""
 
 
 def new_id(prefix: str) -> str:

@@ -164,20 +164,22 @@ async def new_generation(
             )
     if listed > service.config.max_listed:
         raise InvalidRequestError(
-            f"the reply may list {listed} alternatives in all, more than this server's {service.config.max_listed}: "
-            "ask for fewer of them, fewer tokens or fewer choices",
-            param="logprobs" if logprobs.top_k is not None else "prompt_logprobs",
+            f"the reply may list {listed} alternatives in all, more than this server's {service.config.max_listed} "
+            "(--max-listed): ask for fewer of them, fewer tokens or fewer choices",
+            param="prompt_logprobs" if body.prompt_logprobs is not None or logprobs.top_k is None else "logprobs",
         )
     return Generation(service, choices, num_prompts=len(prompts))
 
 
 def _num_listed(request: Request, vocab_size: int) -> int:
-    """Places of all lists of a reply at its longest, where they are long enough to matter: whole vocabularies."""
+    """Places of a reply's lists: of all prompt tokens, and of the tokens that may come where the lists are long.
+
+    How many tokens come is not known, and usually far fewer than may: short lists of those are not counted.
+    """
     most = 0
     if (places := request.num_listed(vocab_size) or 0) > LONG_LIST:
         most += places * (request.sampling.max_tokens or 0)
-    if (places := request.num_prompt_listed(vocab_size) or 0) > LONG_LIST:
-        most += places * len(request.prompt_token_ids)
+    most += (request.num_prompt_listed(vocab_size) or 0) * len(request.prompt_token_ids)
     return most
 
 
@@ -239,6 +241,15 @@ def _max_tokens(capabilities: Capabilities, prompt: Prompt, max_tokens: int | No
             f"the prompt has {length} tokens, which leaves no room in the model's context of {limit}"
         )
     return limit - length if default is None else min(default, limit - length)
+
+
+def check_messages(service: Service, count: int) -> None:
+    """Raises ContextLengthError for more messages than tokens fit, before anything is made of each."""
+    limit = service.engine.capabilities.max_model_len
+    if count > limit:
+        raise ContextLengthError(
+            f"the conversation has {count} messages, more than the model's context of {limit} tokens"
+        )
 
 
 def _check_length(capabilities: Capabilities, length: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -193,8 +194,8 @@ class ResponsesReply(Reply[ResponsesBody]):
         self._tell("error", code=error.code, message=error.message, param=error.param, error=fields)
         return self._told()
 
-    def body(self) -> bytes:
-        return orjson.dumps(self._response())
+    def parts(self) -> Iterator[bytes]:
+        yield orjson.dumps(self._response())
 
     def _add_text(self, kind: type[_TextItem], text: str, entries: bytes) -> None:
         if not text and not entries:

@@ -16,6 +16,7 @@ from neper.server.chat_protocol import (
 from neper.server.chat_requests import chat_generation
 from neper.server.generation import Generation
 from neper.server.protocol import GenerationBody
+from neper.server.requests import check_messages
 from neper.server.responses_items import (
     InputCall,
     InputCallOutput,
@@ -38,6 +39,7 @@ _PATHS = {
 
 
 async def response_generation(service: Service, body: ResponsesBody, reply_id: str) -> Generation:
+    check_messages(service, len(body.input or ()) if isinstance(body.input, list) else 1)
     try:
         return await chat_generation(service, _chat_body(body, _items(service, body)), reply_id)
     except InvalidRequestError as error:

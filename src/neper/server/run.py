@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 import logging.config
@@ -296,6 +297,9 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
             ready_message(base_url(sock.getsockname()), model_name, needs_key=config.api_key is not None),
         )
         stopper.serving(server, service)
+        # What is there for good need not be looked at whenever a large body makes many objects.
+        gc.collect()
+        gc.freeze()
         activity = asyncio.create_task(log_activity(backend.engine))
         try:
             listen(sock, config.host, config.port)

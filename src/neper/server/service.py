@@ -29,7 +29,7 @@ from neper.server.connections import Connections
 from neper.server.entries import Entries
 from neper.server.exchange import Exchange
 from neper.server.kept_items import KeptItems
-from neper.server.long_texts import Encoding, LongTexts
+from neper.server.long_texts import INLINE_CHARACTERS, Encoding, LongTexts
 from neper.server.memory import MemoryReturn
 from neper.server.metrics import Metrics
 from neper.server.score_texts import ScoreBatch
@@ -225,7 +225,9 @@ class Service:
         return await self._long_texts.run(len(text), encode, encoding)
 
     async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
-        size = sum(map(_length, messages)) + len(orjson.dumps(options.get("template_kwargs")))
+        size = MESSAGE_CHARACTERS * len(messages)
+        if size <= INLINE_CHARACTERS:
+            size = sum(map(_length, messages)) + len(orjson.dumps(options.get("template_kwargs")))
         options["special_tokens_in_messages"] = self.config.special_tokens_in_messages
         encoding = Encoding(self.engine.capabilities.max_model_len)
 

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from neper.errors import InternalError, NeperError
-from neper.server.asgi import send_json
+from neper.server.asgi import send_parts
 from neper.server.exchange import Exchange
 from neper.server.generation import ClientDisconnected, Generation
 from neper.server.reply import Reply
@@ -30,6 +30,8 @@ _HEADERS = [
 ]
 
 
+# Larger ones, those of scored prompts, are sent before the next is written.
+LARGE_EVENT = 2**16
 _COMMENT = b": waiting\n\n"
 
 
@@ -46,7 +48,8 @@ async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send:
         if reply.request.stream:
             exchange.error = await _stream(reply, exchange, send, interval)
         else:
-            await send_json(send, await _fold(reply, exchange))
+            await _fold(reply, exchange)
+            exchange.num_bytes += await send_parts(send, reply.parts(), in_thread=generation.scores_prompts)
     finally:
         watcher.cancel()
         generation.close()
@@ -54,7 +57,7 @@ async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send:
         exchange.prompt_tokens, exchange.generated_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-async def _fold(reply: Reply[Any], exchange: Exchange) -> bytes:
+async def _fold(reply: Reply[Any], exchange: Exchange) -> None:
     deltas = await reply.generation.next_deltas()
     exchange.first_results = time.monotonic()
     while deltas:
@@ -63,7 +66,6 @@ async def _fold(reply: Reply[Any], exchange: Exchange) -> bytes:
                 await reply.open(delta)
             reply.add(delta)
         deltas = await reply.generation.next_deltas()
-    return reply.body()
 
 
 async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: float) -> NeperError | None:
@@ -89,6 +91,11 @@ async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: f
                 events.append(reply.event(delta))
                 if delta.finish_reason is not None:
                     finished.add(delta.index)
+                if len(events[-1]) > LARGE_EVENT:
+                    silence.broken = True
+                    exchange.num_bytes += len(events[-1])
+                    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+                    events.clear()
             body = b"".join(events)
             events.clear()
             if body:

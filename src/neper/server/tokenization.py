@@ -11,7 +11,7 @@ from neper.server.protocol import DetokenizeBody, TokenizeBody
 from neper.server.service import Service
 from neper.types import JsonObject
 
-MAX_TOKENS = 2**18
+MAX_TOKENS = 2**17
 """Most ids that a text may become, where the context has fewer."""
 
 
