@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,11 @@ def byte_level_tokenizer(
     *,
     template: str = CHAT_TEMPLATE,
     tags: Sequence[str] = (),
+    named: Mapping[str, str] | None = None,
 ) -> Tokenizer:
-    """Over the corpus above; `tags` are tokens of their own, but not special ones."""
+    """Over the corpus above; `tags` are tokens of their own, but not special ones; `named`: `bos_token` and its like,
+    as templates write them.
+    """
     backend = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
         backend.normalizer = normalizer
@@ -69,7 +72,7 @@ def byte_level_tokenizer(
     )
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
-    return Tokenizer(backend, {"eos_token": "<|im_end|>"}, template)
+    return Tokenizer(backend, {"eos_token": "<|im_end|>", **(named or {})}, template)
 
 
 @pytest.fixture(scope="session")
