@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.attacks.honest import HEALTH
 from tests.attacks.target import Target, at_once
 
 COMPLETIONS = "/v1/completions"
@@ -40,7 +41,8 @@ def test_case_114_as_much_as_may_be_listed(target: Target, stream: bool) -> None
         replies.append(reply)
 
     figures = target.attack(
-        f"case 114, 100 prompts, {'streamed' if stream else 'whole'}", send, sent=len(sent) + 25 * 2**20
+        f"case 114, 100 prompts, {'streamed' if stream else 'whole'}", send, sent=len(sent) + 19 * 2**20
     )
-    assert len(replies[0]) > 20 * 2**20
-    figures.check()
+    assert len(replies[0]) > 15 * 2**20
+    # The engine computes these prompts for seconds, and small completions take their turn behind its steps.
+    figures.check([HEALTH])
