@@ -170,6 +170,9 @@ class ServerConfig:
     chat_template: str | None = _option(
         None, "File with a chat template (Jinja) in place of the model's own, or for a base model that has none."
     )
+    trust_request_chat_template: bool = _option(
+        False, "Render a request's own chat_template. It runs in a sandbox, with limits of time and size."
+    )
     special_tokens_in_messages: bool = _option(
         False, "Let control tokens spelled in messages become tokens. Default: there they are text."
     )

@@ -53,8 +53,10 @@ def test_every_field_has_a_flag_that_reaches_it() -> None:
             if field.name == "model":
                 continue
             if "bool" in str(field.type):
-                engine, server = run("--no-" + field.name.replace("_", "-"))
-                assert engine == EngineConfig(**{field.name: False})
+                for prefix, given in (("--", True), ("--no-", False)):
+                    engine, server = run(prefix + field.name.replace("_", "-"))
+                    made = engine if isinstance(config, EngineConfig) else server
+                    assert made == dataclasses.replace(config, **{field.name: given})
                 continue
             if field.name in lists:
                 text, made = lists[field.name]

@@ -224,14 +224,13 @@ def _check_completion(body: Json, choice: Json) -> None:
     count = len(tokens)
     assert len(values) == len(offsets) == count
     least, most = _list_length(body, body["logprobs"])
-    assert (tops is None) == (most == 0)
+    assert len(tops) == count
     prompt = choice.get("prompt_token_ids")
     begin = 0
     if body.get("echo"):
         assert values[0] is None
         assert offsets[0] == 0
-        if tops is not None:
-            assert tops[0] is None
+        assert tops[0] is None
         begin = 1
         if prompt is not None:
             begin = len(prompt)
@@ -255,8 +254,6 @@ def _check_completion(body: Json, choice: Json) -> None:
 
 
 def _check_legacy_rows(body: Json, arrays: Json, places: range, least: int, most: int) -> None:
-    if arrays["top_logprobs"] is None:
-        return
     for place in places:
         token, value, top = (arrays[name][place] for name in ("tokens", "token_logprobs", "top_logprobs"))
         listed = list(top.values())

@@ -35,17 +35,7 @@ class _Thinking(NamedTuple):
 
 async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Generation:
     logprobs = logprob_params(service, body, body.num_top_logprobs(), param="top_logprobs")
-    continues = bool(body.continue_final_message)
-    generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
-    messages = body.messages or ()
-    check_messages(service, len(messages))
-    size = MESSAGE_CHARACTERS * len(messages)
-    token_ids = await service.encode_chat(
-        await service.run(size, lambda: _conversation(service, body)),
-        add_generation_prompt=generates,
-        continue_final_message=continues,
-        template_kwargs=_template_kwargs(service, body),
-    )
+    token_ids = await chat_prompt(service, body)
     thinking = _thinking(service, body, token_ids)
     constraint = None
     if body.response_format is not None or body.structured_outputs is not None or body.functions_shown():
@@ -61,9 +51,30 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         logprobs,
         body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         default=None,
-        begins_text=not continues,
+        begins_text=not body.continue_final_message,
         constraint=constraint,
         parser=_parser(service, body, thinking, form),
+    )
+
+
+async def chat_prompt(service: Service, body: ChatBody) -> list[int]:
+    """Ids of the conversation, as the chat template writes it."""
+    if body.chat_template is not None and not service.config.trust_request_chat_template:
+        raise UnsupportedError(
+            "chat_template: this server renders the model's own alone; start it with --trust-request-chat-template",
+            param="chat_template",
+        )
+    continues = bool(body.continue_final_message)
+    generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    messages = body.messages or ()
+    check_messages(service, len(messages))
+    size = MESSAGE_CHARACTERS * len(messages)
+    return await service.encode_chat(
+        await service.run(size, lambda: _conversation(service, body)),
+        chat_template=body.chat_template,
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        template_kwargs=_template_kwargs(service, body),
     )
 
 

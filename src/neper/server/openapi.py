@@ -12,9 +12,10 @@ import neper
 from neper import errors
 from neper.server import reply_schemas as replies
 from neper.server.chat_protocol import ChatBody
-from neper.server.protocol import CompletionBody, DetokenizeBody, TokenizeBody
+from neper.server.protocol import CompletionBody
 from neper.server.responses_protocol import PARTS, ResponsesBody
 from neper.server.strict import Strict
+from neper.server.tokenization_protocol import DetokenizeBody, TokenizeBody
 from neper.types import JsonObject
 
 _REFERENCE = "#/components/schemas/{name}"

@@ -153,15 +153,3 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError("prompt is missing", param="prompt")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise UnsupportedError("best_of is not supported unless it equals n", param="best_of")
-
-
-class TokenizeBody(RequestBody):
-    prompt: str
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    model: str | None = None
-
-
-class DetokenizeBody(RequestBody):
-    tokens: list[NotNegative]
-    model: str | None = None

@@ -224,15 +224,23 @@ class Service:
 
         return await self._long_texts.run(len(text), encode, encoding)
 
-    async def encode_chat(self, messages: list[JsonObject], **options: Any) -> list[int]:
+    async def encode_chat(
+        self, messages: list[JsonObject], *, chat_template: str | None = None, **options: Any
+    ) -> list[int]:
+        """`chat_template`: Jinja source in place of the model's own."""
         size = MESSAGE_CHARACTERS * len(messages)
+        if chat_template is not None:
+            size = INLINE_CHARACTERS + 1  # a stranger's program
         if size <= INLINE_CHARACTERS:
             size = sum(map(_length, messages)) + len(orjson.dumps(options.get("template_kwargs")))
         options["special_tokens_in_messages"] = self.config.special_tokens_in_messages
         encoding = Encoding(self.engine.capabilities.max_model_len)
 
         def encode() -> list[int]:
-            return self.tokenizer.apply_chat_template(messages, progress=encoding.progress, **options)
+            template = None if chat_template is None else self.tokenizer.compile_chat_template(chat_template)
+            return self.tokenizer.apply_chat_template(
+                messages, chat_template=template, progress=encoding.progress, **options
+            )
 
         return await self._long_texts.run(size, encode, encoding)
 

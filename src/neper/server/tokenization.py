@@ -7,8 +7,9 @@ from starlette.types import Receive, Scope, Send
 
 from neper.errors import InvalidRequestError
 from neper.server.asgi import send_json, unless_left
-from neper.server.protocol import DetokenizeBody, TokenizeBody
+from neper.server.chat_requests import chat_prompt
 from neper.server.service import Service
+from neper.server.tokenization_protocol import DetokenizeBody, TokenizeBody
 from neper.types import JsonObject
 
 MAX_TOKENS = 2**17
@@ -18,9 +19,7 @@ MAX_TOKENS = 2**17
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = await service.read_json(scope, receive, TokenizeBody)
     service.check_model(body.model)
-    limit = max(MAX_TOKENS, service.engine.capabilities.max_model_len)
-    special = body.add_special_tokens is not False
-    tokens = await unless_left(service.encode(body.prompt, add_special_tokens=special, limit=limit), receive)
+    tokens = await unless_left(_ids(service, body), receive)
     reply: JsonObject = {
         "tokens": tokens,
         "count": len(tokens),
@@ -29,6 +28,13 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     if body.return_token_strs:
         reply["token_strs"] = [service.tokenizer.token_text(token_id) for token_id in tokens]
     await send_json(send, orjson.dumps(reply))
+
+
+async def _ids(service: Service, body: TokenizeBody) -> list[int]:
+    if body.prompt is None:
+        return await chat_prompt(service, body.conversation())
+    limit = max(MAX_TOKENS, service.engine.capabilities.max_model_len)
+    return await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit)
 
 
 async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

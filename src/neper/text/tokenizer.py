@@ -194,10 +194,24 @@ class Tokenizer:
         """An id for a tool call, in the form that the chat template accepts when it comes back."""
         return new_call_id(TemplateTerms() if self._template is None else self._template.terms)
 
+    def compile_chat_template(self, source: str) -> ChatTemplate:
+        """A template for this tokenizer's tokens.
+
+        Raises:
+            InvalidRequestError: it does not compile, or does not end.
+        """
+        template = ChatTemplate(source, self.named_tokens)
+        try:
+            template.check()
+        except ModelLoadError as error:
+            raise InvalidRequestError(error.message, param="chat_template") from None
+        return template
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
         *,
+        chat_template: ChatTemplate | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
@@ -207,24 +221,26 @@ class Tokenizer:
         """Ids of a conversation, as the model's template writes it; the template adds BOS where one belongs.
 
         Args:
+            chat_template: in place of the model's own.
             special_tokens_in_messages: control tokens spelled in messages, tools or `template_kwargs` become tokens.
                 Otherwise they are text there, and only the template writes tokens.
 
         Raises:
             InvalidRequestError: the model has no template, the messages are malformed, or the template refuses them.
         """
-        if self._template is None:
+        template = self._template if chat_template is None else chat_template
+        if template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", param="messages")
-        conversation = self._template.conversation(
+        conversation = template.conversation(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
         if special_tokens_in_messages or not self._control_texts.occur_in(conversation.variables):
-            return self.encode(self._template.write(conversation), add_special_tokens=False, progress=progress)
+            return self.encode(template.write(conversation), add_special_tokens=False, progress=progress)
         variables, mark = self._control_texts.marked(conversation.variables)
-        text = self._template.write(conversation._replace(variables=variables))
+        text = template.write(conversation._replace(variables=variables))
         try:
             return self._control_texts.encode(text, mark, progress)
         except TypeError:
