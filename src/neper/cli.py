@@ -70,7 +70,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _drop_stdout() -> None:
-    """What is still buffered would fail again, noisily, when the interpreter closes stdout."""
+    """Drop buffered output: it would fail again, noisily, when the interpreter closes stdout."""
     if sys.stdout is sys.stderr:  # `neper engine` writes to a descriptor of its own
         return
     with contextlib.suppress(OSError, ValueError):  # a test's stdout has no descriptor

@@ -89,7 +89,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """How long the server waits for a sign of life of its engine's process."""
+    """Time limits on signs of life from the engine's process."""
 
     engine_unhealthy_after: float = _option(
         5.0, "Seconds without a sign of life of neper's engine after which no requests are taken (503)."

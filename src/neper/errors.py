@@ -42,7 +42,7 @@ class InvalidRequestError(NeperError):
 
 
 class MalformedRequestError(InvalidRequestError):
-    """What came is no HTTP/1.1 request."""
+    """The bytes that came are no HTTP/1.1 request."""
 
     code = "malformed_request"
 

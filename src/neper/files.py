@@ -58,7 +58,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def one_line(error: object, limit: int = _LINE) -> str:
-    """What an error says, on one line that is not too long."""
+    """The text of an error, on one line that is not too long."""
     text = " ".join(str(error).split())
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""What this machine is: its processors and its free memory, read from the system, and sizes in words."""
+"""This machine's processors and free memory, read from the system, and sizes in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 class Cpus(NamedTuple):
-    """How many processors this process may use.
+    """The number of processors that this process may use.
 
     Attributes:
         total: those of the machine.
@@ -50,7 +50,7 @@ class Cpus(NamedTuple):
 
 
 def cpus(root: Path = Path("/")) -> Cpus:
-    """What bounds this process's share of the processors.
+    """The bounds on this process's share of the processors.
 
     Args:
         root: where proc/self and sys/fs/cgroup are; tests have their own.

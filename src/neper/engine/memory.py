@@ -91,7 +91,7 @@ def _is_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 def step_failure(error: Exception) -> str:
-    """What clients are told of a step that failed. The log has it in full; this machine's sizes are not theirs."""
+    """Words for clients about a step that failed. The log has the error in full; sizes of this machine stay there."""
     if isinstance(error, (MemoryError, RuntimeError)) and _is_memory(error):
         return "the engine ran out of memory in a step; fewer or shorter requests at a time may fit"
     return "the engine failed in a step; its log says why"

@@ -136,7 +136,7 @@ def choose_dtype(device: torch.device) -> torch.dtype:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a CPU has instructions for it, a GPU matrix units: NVIDIA's from compute capability 8.0 on."""
+    """True where a CPU has instructions for it, or a GPU matrix units: NVIDIA's from compute capability 8.0 on."""
     if device.type != "cuda":
         return bool(machine.cpu_flags() & {"avx512_bf16", "amx_bf16"})
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)

@@ -70,7 +70,7 @@ def find_gguf(directory: Path) -> Path | None:
 
 
 def check_weights(directory: Path, config: ModelConfig) -> None:
-    """Whether the weights of a directory are those that its config asks for, as far as headers tell.
+    """Check that the weights of a directory are those that its config asks for, as far as headers tell.
 
     Raises:
         ModelLoadError: as `find_checkpoint`; or weights are missing, unknown, of the wrong shape, or quantised.
@@ -90,7 +90,7 @@ def check_weights(directory: Path, config: ModelConfig) -> None:
 
 
 def check_names(directory: Path, config: ModelConfig, stored: dict[str, tuple[int, ...]]) -> None:
-    """Whether names and shapes are those that the config asks for; ModelLoadError says how they are not."""
+    """Check that names and shapes are those that the config asks for; ModelLoadError says how they are not."""
     missing: list[str] = []
     wrong: list[str] = []
     wanted: set[str] = set()
@@ -120,7 +120,7 @@ def few(names: Collection[str], limit: int = 4) -> str:
 
 
 def harmless(name: str, config: ModelConfig) -> bool:
-    """Whether a weight that the model has no place for may be in a file: it repeats what the model knows already."""
+    """True for a weight without a place in the model that repeats what the model knows already."""
     return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 

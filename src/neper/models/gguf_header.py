@@ -71,7 +71,7 @@ class Header(NamedTuple):
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF does, whatever its name is."""
+    """True where a file begins as GGUF does, whatever its name is."""
     with open_regular(path) as file, reading(path):
         return file.read(4) == MAGIC
 

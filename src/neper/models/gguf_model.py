@@ -65,7 +65,7 @@ class GGUFModel(NamedTuple):
 
 
 def open_model(path: Path) -> GGUFModel:
-    """What a GGUF file holds. Everything that its header tells is checked; no weight is read.
+    """The contents of a GGUF file. Everything that its header tells is checked; no weight is read.
 
     Raises:
         ModelLoadError: the file is damaged, or its family, its tokenizer, its weights or their types are not supported.

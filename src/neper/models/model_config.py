@@ -205,7 +205,7 @@ def _agreed(name: str, stated: Mapping[str, Any]) -> Any:
 
 
 def _rope_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the rotary embedding, wherever it is said.
+    """The facts about the rotary embedding, from all places where a config states them.
 
     transformers 5 keeps everything in rope_parameters; before, rope_theta stood beside an optional rope_scaling. Files
     that were edited, or written by other programs, have both.

@@ -122,7 +122,7 @@ def _gguf(path: Path, cache_dir: Path, progress: Progress | None) -> ModelSource
 
 
 def _no_gguf(path: Path) -> str:
-    """What a file is that is no GGUF file, and what to do."""
+    """Words for a file that is no GGUF file: its kind, and the remedy."""
     with open_regular(path) as file:
         start = file.read(16)
     if path.suffix.lower() == ".gguf":

@@ -262,8 +262,8 @@ def _among_best(
     in_top_k = place < top_k
     probability = torch.exp(values - log_sum).masked_fill(~in_top_k, 0.0)
     mass = probability.double().cumsum(-1)
-    # What top-k leaves is the whole for top-p. Where it leaves more than these candidates but not all ids, its mass is
-    # not known here; 1 bounds it from above.
+    # For top-p the whole is the mass that top-k left. Where that is of more ids than these, but not of all, it is not
+    # known here; 1 bounds it from above.
     total = torch.where(top_k <= width, mass[:, -1:], 1.0)
     before = mass - probability
     top_p = draws.top_p.unsqueeze(1)

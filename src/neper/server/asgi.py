@@ -134,7 +134,7 @@ async def send_error(send: Send, error: NeperError, *, headers: Sequence[Header]
 
 
 def error_headers(error: NeperError) -> list[Header]:
-    """What an error says in headers."""
+    """The headers of an error."""
     extra: list[Header] = []
     if error.retry_after is not None:
         extra.append((b"retry-after", b"%d" % error.retry_after))

@@ -208,6 +208,6 @@ def _logprobs(name: str, entries: bytes) -> bytes:
 
 
 def begun_call(service: Service, choice: Choice, part: Part) -> tuple[str, str]:
-    """Of a call whose name this is: the id by which its result names it, and arguments that no token spells."""
+    """The id and the arguments without tokens of the call whose name this part is."""
     made = MadeCall() if choice.parser is None else choice.parser.made(part.call)
     return made.id or service.tokenizer.new_call_id(), "{}" if made.empty else ""

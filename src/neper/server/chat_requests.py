@@ -190,7 +190,7 @@ def _parallel(body: ChatBody) -> bool:
 
 
 def _function(function: Function) -> JsonObject:
-    """As templates show it, and grammars take it: those are told whether it is strict as well."""
+    """The function as templates show it and grammars take it. `strict` is added for grammars alone."""
     shown: JsonObject = {"name": function.name}
     if function.description is not None:
         shown["description"] = function.description

@@ -25,7 +25,7 @@ _FAREWELL_SECONDS = 2.0
 _FAREWELL_BYTES = 2**20
 # Requests that may be sent ahead of the answers to earlier ones.
 _MOST_AHEAD = 64
-# What may stand around a byte of a body: chunks of one byte take five more.
+# Room around a byte of a body: a chunk of one byte takes five more.
 _MOST_FRAMING = 16
 
 
@@ -243,5 +243,5 @@ class Connection(HttpToolsProtocol):
 
 
 def protocol(limits: ServerConfig, connections: Connections) -> type[asyncio.Protocol]:
-    """What uvicorn makes each connection with (its `http`)."""
+    """The factory of connections that uvicorn calls (its `http`)."""
     return cast("type[asyncio.Protocol]", functools.partial(Connection, limits=limits, connections=connections))

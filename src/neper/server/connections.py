@@ -22,7 +22,7 @@ from neper.errors import StartupError
 log = logging.getLogger(__name__)
 
 MOST = 4096
-"""What is allowed where the limit of open files permits it."""
+"""The default where the limit of open files permits it."""
 # For the engine's pipes and sockets, the grammars' process, logs, and connections that are about to be closed.
 SPARE_FILES = 16
 _REPORT_SECONDS = 10.0
@@ -137,7 +137,7 @@ class Connections:
 
 @lru_cache(maxsize=1024)
 def client_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, or the 64 bits of an IPv6 address that one is given as a whole."""
+    """The key of one client: an IPv4 address, or the 64 bits of an IPv6 address that one is given as a whole."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -150,7 +150,7 @@ def client_of(address: str) -> str:
 
 
 def choose_limits(config: ServerConfig) -> tuple[int, int]:
-    """How many connections there may be, in all and of one client. Each takes one open file of the process.
+    """The most connections, in all and of one client. Each takes one open file of the process.
 
     Raises StartupError when the limit of open files does not permit what is configured.
     """

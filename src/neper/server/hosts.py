@@ -49,7 +49,7 @@ class AllowedHosts:
                 )
 
     def allows(self, host: str) -> bool:
-        """Whether a Host header is allowed; its port does not matter."""
+        """True for a Host header that is allowed; its port does not matter."""
         match = _HOST.fullmatch(host.strip().lower())
         if match is None:
             return self._all

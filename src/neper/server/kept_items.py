@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from neper.server.responses_items import InputItem
 
-# Of an item's objects, but for its text.
+# Bytes of an item's objects, besides its text.
 _OVERHEAD = 1024
 
 

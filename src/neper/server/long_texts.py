@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Encoding:
-    """What an encoder tells how far it is, and what ends it: too many ids, or that nobody waits for them.
+    """The progress of an encoder, and its end: too many ids, or nobody who waits for them.
 
     Args:
         limit: most ids; None = any number.

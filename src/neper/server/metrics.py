@@ -145,7 +145,7 @@ class Metrics:
 
 
 class _Labelled:
-    """What a registry collects, with labels that all of it has."""
+    """The metrics of a registry, with labels added to all of them."""
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._registry = registry

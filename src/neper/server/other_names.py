@@ -56,6 +56,6 @@ OTHER_NAMES = {
 
 
 def advice(name: str) -> str:
-    """What to add to the error of an unknown field, from `; ` on; "" for a name that nobody is known to use."""
+    """The end of an unknown field's error, from `; ` on; "" for a name that no server is known to use."""
     instead = OTHER_NAMES.get(name)
     return "" if instead is None else f"; here it is {instead}"

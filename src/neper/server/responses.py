@@ -325,7 +325,7 @@ def _given(object: msgspec.Struct | None) -> JsonObject:
 
 
 def _shown_tool(function: FunctionTool) -> JsonObject:
-    """As it counts here: not strict unless it says so."""
+    """The function with `strict` as it counts here: false unless it says true."""
     shown = _given(function)
     shown.pop("cache_control", None)
     return {"parameters": None, **shown, "strict": bool(function.strict)}

@@ -118,7 +118,7 @@ class InputCall(InputItem, kw_only=True):
 
 
 class InputCallOutput(InputItem, kw_only=True):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str

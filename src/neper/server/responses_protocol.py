@@ -27,7 +27,7 @@ from neper.server.strict import Name, Strict
 from neper.server.structured import NamedSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` names for entries of the text."""
+"""The name in `include` for entries of the text."""
 
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 """Values of `include`. Reasoning comes as text, so the second has no effect."""
@@ -146,7 +146,7 @@ class ResponsesBody(GenerationBody, dict=True):
 
     @cached_property
     def choice(self) -> Choice:
-        """Which functions may be called, and whether one must be."""
+        """The functions that may be called, and if one must be."""
         choice = read_choice(self.tool_choice)
         names = {function.name for function in self.functions}
         named = () if isinstance(choice, str) else choice.tools if isinstance(choice, AllowedTools) else (choice,)

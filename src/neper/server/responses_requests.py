@@ -115,7 +115,7 @@ def _set_tools(chat: ChatBody, body: ResponsesBody) -> None:
 
 
 class _Turn:
-    """What the assistant said in one go: reasoning, text and calls, which are one message in chat."""
+    """One turn of the assistant: reasoning, text and calls, which are one message in chat."""
 
     def __init__(self) -> None:
         self._reasoning: list[str] = []

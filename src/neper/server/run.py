@@ -297,7 +297,7 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
             ready_message(base_url(sock.getsockname()), model_name, needs_key=config.api_key is not None),
         )
         stopper.serving(server, service)
-        # What is there for good need not be looked at whenever a large body makes many objects.
+        # Objects that stay for good need no look of the collector whenever a large body makes many others.
         gc.collect()
         gc.freeze()
         activity = asyncio.create_task(log_activity(backend.engine))

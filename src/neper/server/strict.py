@@ -160,7 +160,7 @@ def _is_free(value: Any) -> bool:
 
 
 def _check_free(value: Any, param: str) -> None:
-    """What passes can be written as JSON again, by whoever has to: templates, grammars, replies that repeat it."""
+    """Check that a value can be written as JSON again: templates, grammars and replies that repeat it must."""
     if isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
         for item in value:
             _check_free(item, param)

@@ -17,9 +17,9 @@ class TokenizeBody(RequestBody):
     messages: list[Message] | None = None
     model: str | None = None
     return_token_strs: bool | None = None
-    # Of a text.
+    # For a text.
     add_special_tokens: bool | None = None
-    # Of a conversation.
+    # For a conversation.
     tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -21,7 +21,7 @@ RENDER_SECONDS = 10.0
 PROBE_SECONDS = 5.0
 """The same for all renders that find out what a template takes, which need some milliseconds."""
 
-# What a template may write: much by itself, and all it is given many times over.
+# The most that a template may write: much by itself, and its input many times over.
 _OWN_CHARACTERS = 2**20
 _TIMES = 16
 
@@ -31,7 +31,7 @@ _CONTINUE_MARK = "\ue000neper continues here\ue000 "
 
 
 class Conversation(NamedTuple):
-    """What a template renders.
+    """The input of a template.
 
     Attributes:
         name: of the template.
@@ -121,7 +121,7 @@ class ChatTemplate:
 
     @property
     def end(self) -> str:
-        """What the template writes after an assistant's last message."""
+        """The text that the template writes after an assistant's last message."""
         return self._get(self._name(has_tools=False)).terms.end
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -136,7 +136,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> Conversation:
-        """What the template will render. With `continue_final_message` the text ends where the last content ends.
+        """The template's input. With `continue_final_message` the text ends where the last content ends.
 
         Raises:
             InvalidRequestError: the messages are malformed.

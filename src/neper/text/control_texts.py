@@ -82,7 +82,7 @@ class _Encoder:
 
     def __init__(self, backend: Backend, special: dict[int, AddedToken]) -> None:
         self._model = backend.model
-        # What a model makes of a character that no vocabulary has is special too, but says what it is.
+        # The token for a character outside the vocabulary is special too, but its text is harmless.
         self._special_ids = frozenset(special) - {part.id for part in self._model.tokenize(chr(_NUMBERS))}
         self._backend = copy = Backend(backend.model)  # shares the vocabulary, which is large
         if backend.normalizer is not None:

@@ -9,7 +9,7 @@ _LONGEST = 400
 _NOTHING = "no text fits it"
 _TOO_LARGE = "it is too large, or can be read in too many ways at once"
 
-# Of llguidance's messages, by what is in them. The first that fits counts.
+# Words for llguidance's messages, by a part of them. The first that fits counts.
 _MESSAGES: tuple[tuple[str, str], ...] = (
     (r"NoExtension", _NOTHING),
     (r"panic|unwrap", "it cannot be read"),
@@ -44,7 +44,7 @@ _SCHEMA_MESSAGES: tuple[tuple[str, str], ...] = (
 
 
 def problem_of(message: str, *, is_schema: bool) -> str:
-    """What to say of llguidance's `message` about a grammar."""
+    """Words of ours for llguidance's `message` about a grammar."""
     message = message.split("<state>")[0].split("<backtrace>")[0].replace("<non-verbose/>", "")
     for pattern, problem in _MESSAGES + (_SCHEMA_MESSAGES if is_schema else ()):
         found = re.search(pattern, message)

@@ -25,7 +25,7 @@ LIMITS = LLParserLimits(step_max_items=150_000, max_items_in_row=20_000, verbose
 STEP_SECONDS = 0.01
 """CPU time that a grammar may take at each step; usual ones take a hundredth of it."""
 SPARE_SECONDS = 1.0
-"""How much more it may take in all. Whoever exceeds that is ended, since everybody waits for the masks of a step."""
+"""The most that it may take beyond that in all. A request that exceeds it is ended: all wait for a step's masks."""
 
 # Compiled grammars that are kept, so that each is compiled once; those that took long are kept beside the others.
 _KEPT = 64

@@ -65,7 +65,7 @@ class MessageParser:
         return 0 if self._calls is None else self._calls.num_completed
 
     def made(self, call: int) -> MadeCall:
-        """What is known of a call besides its name and arguments, once its name was given."""
+        """The facts about a call besides its name and arguments, once its name was given."""
         return MadeCall() if self._calls is None else self._calls.made[call]
 
     def step(self, tokens: Iterable[TextToken]) -> list[Piece]:

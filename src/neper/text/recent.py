@@ -1,4 +1,4 @@
-"""What was used last: a mapping of bounded size."""
+"""A mapping of bounded size that keeps the entries used last."""
 
 from __future__ import annotations
 

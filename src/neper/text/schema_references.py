@@ -23,7 +23,7 @@ class References:
         self._renamed: dict[tuple[int, str], tuple[str, ...]] = {}
 
     def target(self, pointer: str) -> Any:
-        """What a reference stands for. Raises Unresolved."""
+        """The schema that a reference stands for. Raises Unresolved."""
         if pointer not in self._targets:
             node: Any = self._schema
             for segment in _segments(pointer):
@@ -32,7 +32,7 @@ class References:
         return self._targets[pointer]
 
     def rename(self, container: Any, segment: str, written: tuple[str, ...]) -> None:
-        """What stands under `segment` in a schema, or in an object or list of schemas, is written elsewhere in it."""
+        """Note that a schema's part under `segment` is written elsewhere in it."""
         self._renamed[id(container), segment] = written
 
     def renamed(self, pointer: str) -> str:

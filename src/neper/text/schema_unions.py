@@ -65,7 +65,7 @@ class Unions:
         return len(parts) > 1
 
     def _parts(self, node: Node) -> list[Any]:
-        """What applies to the same object as the schema, and names properties without saying more of others."""
+        """The schemas that apply to the same object and name properties without a word on others."""
         inside = [*node.get("allOf", ())]
         inside += [{keyword: node[keyword]} for keyword in ("anyOf", "oneOf", "$ref") if keyword in node]
         return [inner for inner in inside if self._names_properties(inner, set(), 0)]

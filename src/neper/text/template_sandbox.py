@@ -45,7 +45,7 @@ class TemplateLimitError(Exception):
 
 
 class _Budget(threading.local):
-    """What the render that runs in this thread may still take."""
+    """The steps, time and size left to the render that runs in this thread."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -25,13 +25,13 @@ PROBE_TOOLS = [{"type": "function", "function": {"name": "neperfunction", "descr
 """A function for templates that must have one."""
 _VALUES = ("nepervalue", "neperother")
 _PROPER = re.compile(r'"neperkey":\s*"nepervalue"')
-# What str() and a second tojson make of an object.
+# The texts that str() and a second tojson make of an object.
 _IMPROPER = re.compile(r"""'neperkey'|\\"neperkey""")
 
 
 @dataclass(frozen=True)
 class TemplateTerms:
-    """What a template takes.
+    """The forms that a template takes.
 
     Attributes:
         parts: contents are lists of text parts; a plain string is lost.

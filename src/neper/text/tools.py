@@ -50,7 +50,7 @@ FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 _ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
-# How a string begins that holds an object: its white space may be escaped.
+# The beginning of a string that holds an object: its white space may be escaped.
 _HOLDS_OBJECT = re.compile(r"(?:[ \t\r\n]|\\[tnr])*\{")
 _HOLDS_NOTHING = re.compile(r"[ \t\r\n]*")
 # Templates that show these ask for calls that are not JSON.
@@ -89,7 +89,7 @@ def tool_format(tokenizer: Tokenizer, parser: str | None = None) -> ToolFormat |
 
 
 class MadeCall(NamedTuple):
-    """What a call is besides its name and arguments.
+    """A call that was made, besides its name and arguments.
 
     Attributes:
         id: as the model wrote it; None where it wrote none.

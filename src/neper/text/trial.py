@@ -38,7 +38,7 @@ _TOO_LARGE = "it takes too much memory"
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What grammars are compiled for.
+    """The vocabulary and limits that grammars are compiled for.
 
     Attributes:
         size: width of the logits. Ids beyond it are never allowed.
@@ -54,7 +54,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a trial ended.
+    """The end of a trial.
 
     Attributes:
         problem: why the grammar cannot be used; None where it can.
@@ -204,7 +204,7 @@ def _problem(compiler: Compiler, text: str) -> str | None:
 
 
 def _first_problem(compiler: Compiler, text: str, *, is_schema: bool) -> str | None:
-    """What goes wrong on the first tokens of some texts."""
+    """The problem that the first tokens of some texts show."""
     start = compiler.start(text)
     if start.is_error():
         return problem_of(start.get_error(), is_schema=is_schema)

@@ -20,7 +20,7 @@ SECONDS = 2.0
 
 MAX_SHORT = 64
 MAX_LONG = 8
-"""How many trials of each kind may wait or run; one more is a 503."""
+"""The most trials of each kind that may wait or run; one more is a 503."""
 
 REMEMBERED = 4096
 REMEMBERED_LONG = 16
@@ -28,7 +28,7 @@ REMEMBERED_LONG = 16
 
 
 class Trials:
-    """Whether grammars can be used, found out beside everything else: nothing but other trials waits for one.
+    """Trials of grammars, beside everything else: nothing but other trials waits for one.
 
     A first trial is short, so that those of honest grammars wait for short ones only. What takes longer has a second
     trial, which waits for others of that kind. A verdict is remembered, and the same grammar is tried once at a time.
