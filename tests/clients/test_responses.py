@@ -128,7 +128,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI, reference: Reference) -> 
     [
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": []}, "top_logprobs"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),

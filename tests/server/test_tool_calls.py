@@ -9,6 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 from openai.types.chat import ChatCompletion
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from neper.config import ServerConfig
 from neper.errors import StartupError
@@ -170,6 +172,29 @@ def test_tools_reach_the_template(qwen: Client) -> None:
         '<tool_call>\n{"name": "clock", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\nnoon\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_schemas_of_transformers_reach_the_template(qwen: Client) -> None:
+    """What `get_json_schema` writes of a Python function has a `return`; a trainer's client sends it."""
+
+    def get_weather(city: str) -> str:
+        """The weather.
+
+        Args:
+            city: The city.
+
+        Returns:
+            The weather there.
+        """
+        return city
+
+    tool = get_json_schema(get_weather)
+    assert "return" in tool["function"]
+    qwen.say("yes")
+    qwen.chat(tools=[tool])
+    prompt = qwen.tokenizer.decode_bytes(qwen.engine.submitted[-1].prompt_token_ids).decode()
+    [expected], _ = render_jinja_template([USER], [tool], chat_template=QWEN_TEMPLATE, add_generation_prompt=True)
+    assert prompt == expected
 
 
 def test_without_tools_a_call_is_text(qwen: Client) -> None:

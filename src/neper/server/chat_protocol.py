@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
@@ -86,11 +87,15 @@ class Message(Strict):
 
 
 class Function(Strict):
-    """A function that the model may call; `parameters` is the JSON schema of its arguments, absent = any object."""
+    """A function that the model may call; `parameters` is the JSON schema of its arguments, absent = any object.
+
+    `return` is a schema of what it returns: transformers' `get_json_schema` writes it, for templates to show.
+    """
 
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    return_: dict[str, Any] | None = msgspec.field(default=None, name="return")
     strict: bool | None = None
 
 

@@ -196,6 +196,8 @@ def _function(function: Function) -> JsonObject:
         shown["description"] = function.description
     if function.parameters is not None:
         shown["parameters"] = function.parameters
+    if function.return_ is not None:
+        shown["return"] = function.return_
     return shown
 
 
