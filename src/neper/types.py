@@ -110,6 +110,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobParams = LogprobParams()
     eos_token_ids: tuple[int, ...] = ()
 
+    @property
+    def group(self) -> str:
+        """Whose turn it is: the choices of one HTTP request are one group, named by their ids up to the last dash."""
+        return self.request_id.rpartition("-")[0]
+
     def num_listed(self, vocab_size: int) -> int | None:
         """Places of the lists of generated tokens, of `vocab_size` ids at most; None = no scores.
 

@@ -44,5 +44,5 @@ def test_case_114_as_much_as_may_be_listed(target: Target, stream: bool) -> None
         f"case 114, 100 prompts, {'streamed' if stream else 'whole'}", send, sent=len(sent) + 19 * 2**20
     )
     assert len(replies[0]) > 15 * 2**20
-    # The engine computes these prompts for seconds, and small completions take their turn behind its steps.
+    # A small completion takes three of the engine's steps, full ones here: tests/engine/test_scheduler.py counts them.
     figures.check([HEALTH])

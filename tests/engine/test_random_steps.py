@@ -231,8 +231,9 @@ class Engines:
             for number, item in list(waiting.items()):
                 if item.arrives <= step:
                     del waiting[number]
-                    running[str(number)] = Running(item)
-                    core.add(msgspec.structs.replace(item.request, request_id=str(number)))
+                    name = f"{number % 3}-{number}"  # some are choices of one HTTP request
+                    running[name] = Running(item)
+                    core.add(msgspec.structs.replace(item.request, request_id=name))
             for name, entry in list(running.items()):
                 ended = entry.result.chunks and entry.result.finish_reason is not None
                 if entry.steps == entry.asked.leaves and not ended:

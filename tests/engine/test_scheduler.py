@@ -99,7 +99,10 @@ def test_random_load(
     sched = scheduler(num_blocks=blocks, tokens=tokens)
     alive: dict[int, Sequence] = {}
     todo = {
-        i: (arrival, sequence(str(i), prompt, max_tokens, prompt_top_k=None if start is None else 1, start=start or 1))
+        i: (
+            arrival,
+            sequence(f"{i % 3}-{i}", prompt, max_tokens, prompt_top_k=None if start is None else 1, start=start or 1),
+        )
         for i, (prompt, max_tokens, start, arrival) in enumerate(load)
     }
     launched = StepPlan(())
@@ -164,6 +167,56 @@ def test_the_youngest_is_preempted_and_goes_first_in_line() -> None:
     assert list(sched.waiting) == [third]
     assert third.num_computed_tokens == 0
     assert third.block_table == []
+
+
+def drain(sched: Scheduler) -> list[str]:
+    """Compute all that there is; the ids of what started, in their order."""
+    started = [seq.request.request_id for seq in sched.running]
+    for _ in range(10_000):
+        if not sched.has_work:
+            return started
+        before = list(sched.running)
+        plan = launch(sched)
+        started += [seq.request.request_id for seq in sched.running if seq not in before]
+        finish(sched, plan)
+    raise AssertionError("it does not end")
+
+
+def test_case_114_a_request_of_many_prompts_does_not_keep_others_waiting() -> None:
+    sched = scheduler(num_blocks=400, seqs=4, tokens=32)
+    for choice in range(100):
+        sched.add(sequence(f"many-{choice}", [choice] * 30, 0, prompt_top_k=20))
+    step(sched)
+    other = sequence("other-0", [1] * 9, 2)
+    sched.add(other)
+    steps = 0
+    while len(other.token_ids) < 11:
+        step(sched)
+        steps += 1
+    assert steps == 3, "the prompt that was begun, its own prompt with its first token, its second one"
+    assert len(sched.waiting) > 90
+
+
+def test_case_114_requests_take_turns_and_choices_keep_their_order() -> None:
+    sched = scheduler(num_blocks=400, seqs=2, tokens=32)
+    for choice in range(6):
+        sched.add(sequence(f"a-{choice}", [1, 2, 3], 2))
+    step(sched)
+    for choice in range(3):
+        sched.add(sequence(f"b-{choice}", [3, 2, 1], 2))
+    sched.add(sequence("c-0", [1], 2))
+    assert drain(sched) == ["a-0", "a-1", "b-0", "a-2", "c-0", "b-1", "a-3", "b-2", "a-4", "a-5"]
+
+
+def test_a_preempted_sequence_goes_before_those_whose_turn_it_is() -> None:
+    sched = scheduler(num_blocks=11, block_size=4, tokens=64)
+    for name in "ab":
+        sched.add(sequence(f"{name}-0", [1] * 12, 24))
+    while sched.num_preemptions == 0:
+        step(sched)
+    sched.add(sequence("c-0", [1] * 12, 4))
+    assert [seq.request.request_id for seq in sched.waiting] == ["b-0", "c-0"]
+    assert drain(sched)[:2] == ["a-0", "b-0"]
 
 
 def test_equal_prefixes_share_blocks_and_different_histories_do_not() -> None:

@@ -162,7 +162,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=self.scheduler.num_waiting,
             total_blocks=self.scheduler.blocks.num_usable_blocks,
             free_blocks=self.scheduler.blocks.num_free_blocks,
             prompt_tokens=self._prompt_tokens,

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from neper.engine.blocks import BlockManager
+from neper.engine.fair_queue import FairQueue
 from neper.engine.sequence import Sequence
 
 
@@ -72,9 +73,10 @@ class _Budget:
 class Scheduler:
     """Owns the waiting and running sequences and, through them, the blocks.
 
-    First come, first served. Every running sequence that needs one token gets it before longer chunks take the rest of
-    the step. When blocks run out, the youngest running sequence is preempted: it gives all its blocks back and is
-    computed again later, from its prompt and what it has generated.
+    The choices of one HTTP request start in their order, and HTTP requests take turns, so that one of many prompts does
+    not keep others waiting for all of them. Every running sequence that needs one token gets it before longer chunks
+    take the rest of the step. When blocks run out, the youngest running sequence is preempted: it gives all its blocks
+    back and is computed again later, before all that wait, from its prompt and what it has generated.
 
     A plan counts as computed from then on, so that the next one can be made before this one's results are read: where
     a step samples, its token is pending until then. A sequence is admitted only while it has none: it is planned for
@@ -100,25 +102,36 @@ class Scheduler:
         self._max_listed = max_listed
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
+        self._preempted: deque[Sequence] = deque()
+        self._queue: FairQueue[Sequence] = FairQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.running or self.num_waiting)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return [*self._preempted, *self._queue]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._preempted) + len(self._queue)
 
     def add(self, seq: Sequence) -> None:
-        self.waiting.append(seq)
+        self._queue.add(seq.request.group, seq)
 
     def remove(self, seq: Sequence) -> None:
         """Forget a sequence, finished or aborted, wherever it is."""
         if seq.slot >= 0:
             self.running.remove(seq)
             self._stop_running(seq)
+        elif seq in self._preempted:
+            self._preempted.remove(seq)
         else:
-            self.waiting.remove(seq)
+            self._queue.drop(seq.request.group, seq)
 
     def plan(self) -> StepPlan:
         """Choose the next step's chunks and give each the blocks it needs. Empty when there is nothing to launch."""
@@ -152,13 +165,16 @@ class Scheduler:
 
     def _admit(self, lengths: dict[Sequence, int], budget: int, lists: _Budget) -> None:
         """Start waiting sequences, in order, while the step has tokens and the cache has room for all of each."""
-        while self.waiting and budget > 0 and self._free_slots:
-            seq = self.waiting[0]
+        while self.num_waiting and budget > 0 and self._free_slots:
+            seq = self._preempted[0] if self._preempted else self._queue.peek()
             self.blocks.reuse_prefix(seq)
             if not self.blocks.can_grow(seq, seq.num_tokens):
                 self.blocks.release(seq)
                 break
-            self.waiting.popleft()
+            if self._preempted:
+                self._preempted.popleft()
+            else:
+                self._queue.take()
             self.running.append(seq)
             seq.slot = self._free_slots.pop()
             if seq.num_cached_tokens < 0:
@@ -182,7 +198,7 @@ class Scheduler:
         seq.num_preemptions += 1
         self.running.remove(seq)
         self._stop_running(seq)
-        self.waiting.appendleft(seq)
+        self._preempted.appendleft(seq)
         self.num_preemptions += 1
 
     def _stop_running(self, seq: Sequence) -> None:

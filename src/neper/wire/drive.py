@@ -16,13 +16,13 @@ import msgspec
 
 from neper.config import LineEngineConfig
 from neper.engine.chunk_stream import ChunkStream
+from neper.engine.fair_queue import FairQueue
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.supervisor import Supervisor
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.types import FinishReason, Request, TokenChunk
 from neper.wire.child import Child
 from neper.wire.conversation import Conversation
-from neper.wire.fair_queue import FairQueue
 from neper.wire.handshake import Handshake
 from neper.wire.lines import (
     AnswerLine,
@@ -77,13 +77,11 @@ class _Job:
     """A request on its way: in the queue, then in a slot until the engine is done with it.
 
     Attributes:
-        group: whose turn it is; the choices of one HTTP request are one group.
         heard: when the engine last said something of it.
         stopped: the engine was told to end it.
     """
 
     request: Request
-    group: str
     conversation: Conversation
     stream: ChunkStream
     tag: str | None = None
@@ -159,10 +157,9 @@ class LineEngine:
         if request.sampling.max_tokens == 0:
             stream.put(TokenChunk(request_id=request.request_id, finish_reason=FinishReason.LENGTH))
             return stream
-        group = request.request_id.rpartition("-")[0]
-        job = _Job(request, group, Conversation(request, self.capabilities.vocab_size), stream)
+        job = _Job(request, Conversation(request, self.capabilities.vocab_size), stream)
         self._jobs[request.request_id] = job
-        self._queue.add(group, job)
+        self._queue.add(request.group, job)
         self._fill()
         return stream
 
@@ -363,7 +360,7 @@ class LineEngine:
             job.conversation.abandon()
             self._stop(job)
         else:
-            self._queue.drop(job.group, job)
+            self._queue.drop(job.request.group, job)
             del self._jobs[request_id]
 
     def _is_hung(self, timeout: float) -> bool:

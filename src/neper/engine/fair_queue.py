@@ -1,8 +1,9 @@
-"""Requests that wait for an engine: those of different clients take turns."""
+"""Requests that wait for an engine: those of different HTTP requests take turns."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -22,16 +23,20 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._size
 
+    def __iter__(self) -> Iterator[Item]:
+        return (item for group in self._groups.values() for item in group)
+
     def add(self, group: str, item: Item) -> None:
         self._groups.setdefault(group, deque()).append(item)
         self._size += 1
 
-    def take(self) -> Item:
+    def peek(self) -> Item:
         """The next item. Raises StopIteration when there is none."""
-        group = next((group for group in self._groups if group != self._last), None)
-        if group is None:
-            group = next(iter(self._groups))
-        self._last = group
+        return self._groups[self._next_group()][0]
+
+    def take(self) -> Item:
+        """Take out the next item. Raises StopIteration when there is none."""
+        group = self._last = self._next_group()
         items = self._groups.pop(group)
         item = items.popleft()
         self._size -= 1
@@ -47,9 +52,13 @@ class FairQueue(Generic[Item]):
         if not items:
             del self._groups[group]
 
+    def _next_group(self) -> str:
+        group = next((group for group in self._groups if group != self._last), None)
+        return next(iter(self._groups)) if group is None else group
+
     def clear(self) -> list[Item]:
         """Take out all of them."""
-        items = [item for group in self._groups.values() for item in group]
+        items = list(self)
         self._groups.clear()
         self._size = 0
         return items
