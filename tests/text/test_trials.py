@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
@@ -182,6 +183,22 @@ def test_case_112_a_process_that_is_stopped_or_killed_is_replaced(
         assert tried._short._trial.pid not in (pid, None)
 
     run(check())
+
+
+def test_case_117_grammars_are_tried_beside_more_open_files_than_select_takes(tried: Trials) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1300:
+        pytest.skip("the limit of open files is too low for this")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300) if soft >= 0 else soft, hard))
+    files: list[int] = []
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.dup(0))
+        run(tried.check(choice(["a"]).text(), "p"))
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_case_112_a_stopped_trial_is_no_verdict(tried: Trials, monkeypatch: pytest.MonkeyPatch) -> None:

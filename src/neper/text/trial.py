@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -104,7 +104,7 @@ class Trial:
         with contextlib.suppress(BrokenPipeError):  # nothing will be received
             process.stdin.write(line + b"\n")
             process.stdin.flush()
-            if select.select([process.stdout], [], [], WATCHDOG_SECONDS)[0]:
+            if _speaks(process.stdout):
                 reply = process.stdout.readline()
                 if reply.endswith(b"\n"):
                     return reply
@@ -114,6 +114,13 @@ class Trial:
     def _stop(self) -> None:
         self._finish()
         self._process = None
+
+
+def _speaks(pipe: IO[bytes]) -> bool:
+    """Waits for a line or the end of a pipe; False when neither comes. select() takes no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(WATCHDOG_SECONDS * 1000))
 
 
 def _start() -> subprocess.Popen[bytes]:
