@@ -52,7 +52,7 @@ TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 def byte_level_tokenizer(
     normalizer: tokenizers.normalizers.Normalizer | None = None,
     *,
-    template: str = CHAT_TEMPLATE,
+    template: str | Mapping[str, str] = CHAT_TEMPLATE,
     tags: Sequence[str] = (),
     named: Mapping[str, str] | None = None,
 ) -> Tokenizer:

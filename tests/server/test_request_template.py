@@ -49,6 +49,9 @@ def test_case_110_a_request_s_own_template(tokenizer: Tokenizer, client: Client)
             "{{ raise_exception('no') }}",
             "{% for a in range(99999999) %}{% endfor %}",
             "{{ 1/0 }}",
+            "",
+            "{{ nothing }}",
+            "{{ messages[0].content }}" * 9000,
         ):
             response = trusting.http.post(CHAT, json={**body, "chat_template": wrong})
             assert response.status_code == 400, response.text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from neper.engine.llm import LLM
-from neper.errors import ModelLoadError
+from neper.errors import InvalidRequestError, ModelLoadError
 from neper.models.gguf_metadata import Metadata
 from neper.models.gguf_tokenizer import end_token_ids, write_tokenizer
 from neper.models.source import named_ends
@@ -120,6 +120,20 @@ def test_case_100_additional_templates_of_a_directory(tiny_dir: Callable[..., Pa
         Tokenizer.from_directory(directory).check_chat_template()
     given = Tokenizer.from_directory(directory, chat_template="sun")
     assert given.apply_chat_template([USER], template_kwargs={"tools": [7]}) == given.encode("sun")
+
+
+@pytest.mark.parametrize("templates", [{}, {"rag": "fox"}, {"rag": "{% broken"}, {"tool_use": "dog<|im_end|>"}])
+def test_case_100_several_templates_without_a_default_harm_no_start(templates: dict[str, str]) -> None:
+    ours = byte_level_tokenizer(template=templates)
+    ours.check_chat_template()
+    assert ours.chat_end() is None
+    assert reply_ends(ours, {}) == {2: ["tokenizer"]}
+    assert ours.new_call_id().startswith("call_")
+    with pytest.raises(InvalidRequestError, match="no default chat template"):
+        ours.apply_chat_template([USER])
+    if "tool_use" in templates:
+        ids = ours.apply_chat_template([USER], template_kwargs={"tools": [7]})
+        assert ours.decode_bytes(ids) == b"dog<|im_end|>"
 
 
 @pytest.mark.parametrize("value", ['[{"name": "default"}]', "[5]", '["x"]'])

@@ -9,7 +9,7 @@ import pytest
 from neper.errors import InvalidRequestError, ModelLoadError
 from neper.text import chat_template
 from neper.text.chat_template import ChatTemplate
-from neper.text.template_sandbox import MAX_SOURCE
+from neper.text.template_sandbox import MAX_NODES, MAX_SOURCE
 
 USER = {"role": "user", "content": "Hi"}
 RANGE = "range(99999)"
@@ -96,9 +96,10 @@ def test_numbers_in_messages_are_no_widths() -> None:
         ("{% for x in messages %}", "line 1: Unexpected end of template"),
         ("a\n{{ x | nofilter }}", "line 2: No filter named 'nofilter'"),
         ("x" * (MAX_SOURCE + 1), "line 1: it has more than"),
+        ("{{a}}" * MAX_NODES, "line 1: it has more than"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
     ],
-    ids=["unclosed", "a filter", "long", "nested"],
+    ids=["unclosed", "a filter", "long", "many", "nested"],
 )
 def test_case_100_one_that_does_not_compile_is_one_line(source: str, reason: str) -> None:
     with pytest.raises(ModelLoadError, match=f"chat template does not compile: {reason}") as caught:

@@ -36,6 +36,8 @@ class _Thinking(NamedTuple):
 async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Generation:
     logprobs = logprob_params(service, body, body.num_top_logprobs(), param="top_logprobs")
     token_ids = await chat_prompt(service, body)
+    if not token_ids:
+        raise InvalidRequestError("the chat template makes no prompt of these messages", param="messages")
     thinking = _thinking(service, body, token_ids)
     constraint = None
     if body.response_format is not None or body.structured_outputs is not None or body.functions_shown():

@@ -117,12 +117,12 @@ class ChatTemplate:
     @property
     def terms(self) -> TemplateTerms:
         """Those of the template that serves requests with tools."""
-        return self._get(self._name(has_tools=True)).terms
+        return self._terms_of(self._name(has_tools=True))
 
     @property
     def end(self) -> str:
         """The text that the template writes after an assistant's last message."""
-        return self._get(self._name(has_tools=False)).terms.end
+        return self._terms_of(self._name(has_tools=False)).end
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt's text: `conversation` and `write` in one."""
@@ -184,6 +184,10 @@ class ChatTemplate:
     def _name(self, *, has_tools: bool) -> str:
         return "tool_use" if has_tools and "tool_use" in self._sources else "default"
 
+    def _terms_of(self, name: str) -> TemplateTerms:
+        # Of several templates none may be the default: then each conversation is refused, but not its server's start.
+        return self._get(name).terms if name in self._sources else TemplateTerms()
+
     def _get(self, name: str) -> _Compiled:
         try:
             return self._compile(name)
@@ -195,7 +199,9 @@ class ChatTemplate:
     def _compile(self, name: str) -> _Compiled:
         if name not in self._compiled:
             if name not in self._sources:
-                raise InvalidRequestError("the model has no default chat template", param="messages")
+                raise InvalidRequestError(
+                    "the model has no default chat template; give the server one with --chat-template", param="messages"
+                )
             try:
                 self._compiled[name] = _Compiled(self._sandbox, self._sources[name], self._special_tokens)
             except jinja2.TemplateSyntaxError as error:
