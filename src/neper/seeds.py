@@ -21,5 +21,5 @@ def choice_seed(seed: int | None, prompt: int, choice: int) -> int | None:
     """
     if seed is None or prompt == choice == 0:
         return seed
-    digest = hashlib.blake2b(struct.pack("<qqq", seed, prompt, choice), digest_size=8).digest()
+    digest = hashlib.blake2b(struct.pack("<Qqq", seed % 2**64, prompt, choice), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -110,12 +110,26 @@ def test_bad_input_computes_nothing(llm: LLM) -> None:
         llm.generate("a", GREEDY, LogprobParams(top_k=21))
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         llm.generate("a", SamplingParams(max_tokens=-1))
+    with pytest.raises(InvalidRequestError, match="mode must be one of"):
+        llm.generate("a", GREEDY, LogprobParams(top_k=0, mode="other"))  # type: ignore[arg-type]
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(InvalidRequestError, match="seed must be an integer of 64 bits"):
+            llm.generate(["a", "b"], SamplingParams(seed=seed))
+    with pytest.raises(InvalidRequestError, match="stop string"):
+        llm.generate("a", SamplingParams(stop=("a", "")))
     with pytest.raises(InvalidRequestError, match="0 entries for 1"):
         llm.generate("a", [])
     with pytest.raises(InvalidRequestError, match="2 entries for 1"):
         llm.generate("a", [GREEDY, GREEDY])
     assert not llm.core.has_work
     assert len(llm.generate("a", GREEDY)[0].token_ids) == 12
+
+
+def test_a_grammar_that_cannot_be_used_is_the_request_s_fault(llm: LLM) -> None:
+    for grammar in ("no grammar", '{"grammars": [{"lark_grammar": "start: x"}]}'):
+        with pytest.raises(InvalidRequestError):
+            llm.generate(["a", "b"], [GREEDY, SamplingParams(max_tokens=4, grammar=grammar)])
+        assert not llm.core.has_work
 
 
 def test_a_model_that_is_not_there() -> None:

@@ -204,6 +204,8 @@ class EngineCore:
                 return f"{top_k} alternatives were asked for; 0 to {limit} can be listed"
             if top_k is not None and top_k < -1:
                 return f"{top_k} alternatives were asked for; -1 means all"
+        if logprobs.mode not in LOGPROBS_MODES:
+            return f"mode must be one of {', '.join(LOGPROBS_MODES)}, got {logprobs.mode!r}"
         if logprobs.prompt_start < 1:
             return f"prompt_start must be at least 1, got {logprobs.prompt_start}"
         return _sampling_problem(sampling)
@@ -291,6 +293,7 @@ def _sampling_problem(sampling: SamplingParams) -> str | None:
         "presence_penalty": ("a number", math.isfinite(sampling.presence_penalty)),
         "frequency_penalty": ("a number", math.isfinite(sampling.frequency_penalty)),
         "repetition_penalty": ("a number above 0", 0 < sampling.repetition_penalty < math.inf),
+        "seed": ("an integer of 64 bits", sampling.seed is None or -(2**63) <= sampling.seed < 2**64),
         "logit_bias": ("of numbers, or -inf to ban", all(value < math.inf for value in sampling.logit_bias.values())),
     }
     for name, (wanted, holds) in bounds.items():

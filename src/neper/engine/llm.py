@@ -92,7 +92,8 @@ class _Reply:
     def take(self, chunk: TokenChunk) -> TextDelta:
         """Add a chunk. When a stop string ends the reply, `finish_reason` is set though the engine has not ended."""
         if chunk.finish_reason is FinishReason.ERROR:
-            raise EngineError(chunk.error or "the engine failed this request")
+            kind = InvalidRequestError if chunk.invalid else EngineError
+            raise kind(chunk.error or "the engine failed this request")
         if chunk.prompt is not None:
             self.prompt_rows.append(chunk.prompt.data)
         self.finish_reason = chunk.finish_reason
@@ -188,7 +189,8 @@ class LLM:
             logprobs: which scores to return, for all prompts or one each; default none.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is out of bounds; nothing was computed.
+            InvalidRequestError: a prompt or a parameter is out of bounds: nothing was computed. Or a grammar cannot be
+                used: the other prompts are dropped too.
             EngineError: the model gave no numbers for one of the prompts; the others are dropped too.
         """
         token_ids = self._token_ids(prompts)
@@ -252,6 +254,8 @@ class LLM:
             eos_token_ids=self.eos_token_ids,
         )
         problem = self.core.problem(request)
+        if not all(sampling.stop):
+            problem = "a stop string must not be empty"
         if problem is not None:
             raise InvalidRequestError(problem)
         detokenizer = Detokenizer.for_reply(self.tokenizer, sampling, begins_text=begins_text)
