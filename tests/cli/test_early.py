@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -43,6 +44,30 @@ def test_case_99_a_flag_is_checked_before_a_model_is_looked_for(flag: str, value
     result = CliRunner().invoke(app, ["serve", "/no/such/model", flag, value, "--port", "0"], catch_exceptions=False)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"neper: error: {says}"), result.stderr
+
+
+def test_case_99_more_connections_than_files_are_told_before_a_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neper.server.connections._free_files", lambda: 100)
+    result = CliRunner().invoke(app, ["serve", "/no/such/model", "--max-connections", "101", "--port", "0"])
+    assert result.stderr.startswith("neper: error: the limit of open files leaves 100 for connections"), result.stderr
+
+
+@pytest.mark.parametrize("engine", ["own", "of others"])
+def test_case_104_a_parser_that_the_template_cannot_use_is_told_before_weights_are_loaded(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    arguments = [tiny] if engine == "own" else ["--engine-command", "no-such-engine", "--tokenizer", tiny]
+    if engine == "own":
+
+        async def never(_: object) -> None:
+            await asyncio.sleep(3600)
+
+        monkeypatch.setattr("neper.server.backend.EngineClient.start", never)
+    result = CliRunner().invoke(app, ["serve", *arguments, "--tool-call-parser", "mistral", "--port", "0"])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("neper: error: tool_call_parser 'mistral' cannot be used")
 
 
 def test_case_99_the_choices_are_those_that_are_known() -> None:

@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from neper.models import source
 from neper.progress import ProgressLine
 from neper.text.ends import describe_ends, reply_ends
 from neper.text.tokenizer import Tokenizer
+from neper.text.tools import tool_format
 from neper.wire.drive import LineEngine
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,13 @@ class OwnBackend:
     """Our own engine. Making one finds the model, which can take long: it may have to be downloaded or converted."""
 
     def __init__(
-        self, config: EngineConfig, watch: WatchConfig, *, log_level: str, chat_template: str | None = None
+        self,
+        config: EngineConfig,
+        watch: WatchConfig,
+        *,
+        log_level: str,
+        chat_template: str | None = None,
+        tool_call_parser: str | None = None,
     ) -> None:
         with ProgressLine(sys.stderr) as progress:
             model = source.resolve(config.model, progress=progress)
@@ -61,13 +69,13 @@ class OwnBackend:
         self._progress = ProgressLine(sys.stderr)
         self.name = model.name
         self._path = model.path
-        self._chat_template = chat_template
+        self._read_tokenizer = partial(_tokenizer, self._path, chat_template, tool_call_parser)
         self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress, watch=watch)
 
     async def start(self) -> None:
         # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile. The first to fail
         # ends the start.
-        reading = asyncio.create_task(_in_thread(lambda: _tokenizer(self._path, self._chat_template)))
+        reading = asyncio.create_task(_in_thread(self._read_tokenizer))
         starting = asyncio.create_task(self.engine.start())
         try:
             with self._progress:
@@ -84,7 +92,9 @@ class OwnBackend:
 class LineBackend:
     """The engine of a command that speaks lines, with the tokenizer of a directory or of a model."""
 
-    def __init__(self, config: LineEngineConfig, *, chat_template: str | None = None) -> None:
+    def __init__(
+        self, config: LineEngineConfig, *, chat_template: str | None = None, tool_call_parser: str | None = None
+    ) -> None:
         assert config.tokenizer is not None
         self._path = Path(config.tokenizer).expanduser()
         self.name = self._path.resolve().name
@@ -93,7 +103,7 @@ class LineBackend:
                 self._path = source.resolve(config.tokenizer).path
             except ModelLoadError as error:
                 raise StartupError(f"--tokenizer: {error}") from None
-        self.tokenizer = _tokenizer(self._path, chat_template)
+        self.tokenizer = _tokenizer(self._path, chat_template, tool_call_parser)
         self.eos_token_ids = _ends(self.tokenizer, self._path)
         # A model's logits are often wider than its tokenizer.
         vocab_size = max(self.tokenizer.vocab_size, source.vocab_size(self._path) or 0)
@@ -106,12 +116,14 @@ class LineBackend:
         await self.engine.close()
 
 
-def _tokenizer(path: Path, chat_template: str | None) -> Tokenizer:
+def _tokenizer(path: Path, chat_template: str | None, tool_call_parser: str | None) -> Tokenizer:
+    """A model's tokenizer, whose chat template is known to work, and to be one for that parser."""
     tokenizer = Tokenizer.from_directory(path, chat_template=chat_template)
     try:
         tokenizer.check_chat_template()
     except ModelLoadError as error:
         raise StartupError(f"{error}; give another with --chat-template") from None
+    tool_format(tokenizer, tool_call_parser)
     return tokenizer
 
 

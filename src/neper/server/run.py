@@ -24,6 +24,7 @@ import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import ModelLoadError, StartupError
 from neper.files import read_text
+from neper.server.connections import choose_limits
 from neper.server.hosts import LOOPBACK
 from neper.server.listener import BACKLOG, base_url, bind, is_loopback, listen
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After the drain timeout, for the errors to reach their clients.
 _MAX_KEY = 4096
+# After the drain timeout, for the errors to reach their clients.
 _CLOSING_SECONDS = 2
 _FAREWELL_SECONDS = 0.3
 
@@ -59,6 +60,8 @@ def serve(
     with contextlib.closing(sock):
         from neper.server.backend import LineBackend, OwnBackend
 
+        choose_limits(server_config)
+        parser = server_config.tool_call_parser
         if server_config.api_key is None and not is_loopback(sock.getsockname()[0]):
             logger.warning(
                 "listening on %s without --api-key: whoever reaches this port can use the model", server_config.host
@@ -68,11 +71,13 @@ def serve(
         )
         backend: Backend
         if line_config.engine_command is not None:
-            backend = LineBackend(line_config, chat_template=chat_template)
+            backend = LineBackend(line_config, chat_template=chat_template, tool_call_parser=parser)
         else:
             watch = watch_config or WatchConfig()
             log_level = server_config.log_level
-            backend = OwnBackend(engine_config, watch, log_level=log_level, chat_template=chat_template)
+            backend = OwnBackend(
+                engine_config, watch, log_level=log_level, chat_template=chat_template, tool_call_parser=parser
+            )
         return _run(_serve(backend, server_config, sock))
 
 
