@@ -48,8 +48,8 @@ class CountingDecoder:
         (filled('{"prompt":[', "1", "]}", MAX_COST // 25), RequestTooLargeError, "1600000 values"),
         (filled('{"metadata":{"a":[', "1e300", "]}}", 60_000), RequestTooLargeError, "60000 values"),
         (filled('{"metadata":{"a":[', "1.5", "]}}", 400_000), RequestTooLargeError, "400000 values"),
-        (filled('{"prompt":[', '""', "]}", MAX_STRINGS), RequestTooLargeError, f"{MAX_STRINGS + 1} strings"),
-        (filled('{"prompt":[', r'"\""', "]}", MAX_STRINGS), RequestTooLargeError, f"{MAX_STRINGS + 1} strings"),
+        (filled('{"prompt":[', '""', "]}", MAX_STRINGS), RequestTooLargeError, f"more than {MAX_STRINGS} strings"),
+        (filled('{"prompt":[', r'"\""', "]}", MAX_STRINGS), RequestTooLargeError, f"more than {MAX_STRINGS} strings"),
         (b'{"metadata":' + b'{"a":' * MAX_DEPTH + b"1" + b"}" * (MAX_DEPTH + 1), InvalidRequestError, "100 deep"),
         (b"[" * 200_000, RequestTooLargeError, "200000 lists"),
         (b'{"prompt":' + b"[" * MAX_DEPTH, InvalidRequestError, "nested more than 100 deep"),
@@ -88,7 +88,8 @@ JSON = st.recursive(
     | st.integers()
     | st.sampled_from([10**30, 2**64, 2**64 - 1, -(2**63) - 1])
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
+    | st.text(max_size=8)
+    | st.text('\\"[{e,', max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=20,
 )
@@ -104,11 +105,12 @@ def shape(value: Any) -> tuple[int, int]:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=JSON, ascii=st.booleans())
-def test_the_count_is_that_of_the_json(value: Any, ascii: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@given(value=JSON, ascii=st.booleans(), part=st.sampled_from([2, 3, 5, 2**20]))
+def test_the_count_is_that_of_the_json(value: Any, ascii: bool, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
     count, depth = shape(value)
     with monkeypatch.context() as patch:
+        patch.setattr(strict, "_PART_BYTES", part)
         patch.setattr(strict, "_COSTS", {b"[": 1, b"{": 1, b"e": 0, b",": 0})
         patch.setattr(strict, "_STRING_COST", 0)
         patch.setattr(strict, "MAX_COST", count)
@@ -121,6 +123,16 @@ def test_the_count_is_that_of_the_json(value: Any, ascii: bool, monkeypatch: pyt
             patch.setattr(strict, "MAX_COST", count - 1)
             with pytest.raises(RequestTooLargeError, match=f"{count} lists and objects"):
                 strict._check_size(data)
+
+
+@pytest.mark.parametrize("text", [rb"\"", rb"\\", rb"\n", b"x"])
+def test_case_88_a_long_text_is_counted_in_parts(text: bytes) -> None:
+    """A pass in C over all of it would hold the event loop for as long as it takes."""
+    data = b'{"prompt":"' + text * (2**23 // len(text)) + b'","echo":[]}'
+    parts = list(strict._outside_strings(data))
+    assert len(parts) == 9
+    assert sum(quotes for quotes, _ in parts) == 6
+    assert b"".join(outside for _, outside in parts) == b"{:,:[]}"
 
 
 @pytest.fixture(scope="module")
