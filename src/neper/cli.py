@@ -65,7 +65,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 def _fail(message: str) -> NoReturn:
     """One line on stderr, and the exit code of errors."""
     with contextlib.suppress(OSError):  # stderr may be full as well
-        typer.echo(f"neper: error: {' '.join(message.split())}", err=True)
+        line, mark, log = message.partition(":\n")  # the last lines of another program's log stay lines
+        typer.echo(f"neper: error: {' '.join(line.split())}{mark}{log}", err=True)
     raise typer.Exit(1) from None
 
 

@@ -130,7 +130,7 @@ def test_completions_streamed_and_not(client: openai.OpenAI, top: int) -> None:
     values = whole.logprobs.token_logprobs or []
     assert values == [v for chunk in chunks if chunk.logprobs for v in chunk.logprobs.token_logprobs or []]
     if top == 0:
-        assert whole.logprobs.top_logprobs is None
+        assert whole.logprobs.top_logprobs == [{t: v} for t, v in zip(tokens, values, strict=True)]
     else:
         for value, best in zip(values, whole.logprobs.top_logprobs or [], strict=True):
             assert value == max(best.values())

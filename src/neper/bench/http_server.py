@@ -64,6 +64,8 @@ def serving(arguments: Sequence[str]) -> Iterator[Server]:
             assert process.stdout is not None
             ready = re.search(r" on http://127\.0\.0\.1:(\d+) ", process.stdout.readline())
             if ready is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)  # its last line is written by then
                 raise StartupError(f"bench http: the server did not start; its last lines:\n{_last_lines(stderr)}")
             yield Server(process.pid, int(ready[1]), stderr)
         finally:
