@@ -33,8 +33,11 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """What stands between commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    """The parts between commas. An empty text is refused: it would count as the option's default."""
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise typer.BadParameter("it is empty; name at least one, or leave the option out")
+    return parts
 
 
 def with_options(
@@ -59,11 +62,14 @@ def with_options(
         }
 
         def wrapper(**values: Any) -> None:
+            given = {name: value for name, value in values.items() if value is not None or name not in LISTS}
             made = {
-                name: configs[name](**{option.name: values.pop(option.name) for option in options[name]})
+                name: configs[name](
+                    **{option.name: given.pop(option.name) for option in options[name] if option.name in given}
+                )
                 for name in configs
             }
-            command(**values, **made)
+            command(**given, **made)
 
         own = [parameter for name, parameter in signature.parameters.items() if name not in configs]
         parameters = own + [option for group in options.values() for option in group]
@@ -91,7 +97,7 @@ def _options(config: Any) -> Iterator[inspect.Parameter]:
             if isinstance(field.default, int):
                 extra["show_default"] = format_size(field.default)
         elif field.name in LISTS:
-            hints[field.name], default = str, ",".join(default)
+            hints[field.name], default = str | None, ",".join(default) or None  # a parser gets the default as well
             extra = {"parser": parse_list, "metavar": "TEXT,...", "show_default": bool(default)}
         yield inspect.Parameter(
             field.name,

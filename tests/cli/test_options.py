@@ -69,6 +69,15 @@ def test_every_field_has_a_flag_that_reaches_it() -> None:
             assert made == dataclasses.replace(config, **{field.name: kind(text)})
 
 
+@pytest.mark.parametrize("option", ["--allowed-hosts", "--allowed-origins"])
+@pytest.mark.parametrize("text", ["", " ", ","])
+def test_an_empty_list_is_not_the_default(option: str, text: str) -> None:
+    """An empty shell variable must not open what it was to close."""
+    result = CliRunner().invoke(app, [option, text])
+    assert result.exit_code == 2
+    assert "it is empty" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("4096", 4096), ("512MiB", 2**29), ("2GiB", 2**31), ("2g", 2**31), ("1.5 GB", 1_500_000_000), ("10b", 10)],
