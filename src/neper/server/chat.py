@@ -97,7 +97,8 @@ class ChatReply(ChoicesReply[ChatBody]):
         for fields, logprobs, end in shown:
             extra = b""
             if sampled and end > start:
-                extra = b"," + orjson.dumps(self.sampled_fields(delta.index, sampled[start:end]))[1:-1]
+                rows = sampled if end - start == len(sampled) else sampled[start:end]
+                extra = b"," + orjson.dumps(self.sampled_fields(delta.index, rows))[1:-1]
                 start = end
             events.append(
                 b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}]%b'
