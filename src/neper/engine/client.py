@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from neper.config import EngineConfig, WatchConfig
+from neper.engine import openmp
 from neper.engine.chunk_stream import ChunkStream
 from neper.engine.heartbeat import SECONDS, Pulse
 from neper.engine.interface import Capabilities, EngineStats
@@ -248,6 +249,7 @@ class _Connection:
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
+            env=openmp.environment(),
             start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
         )
         self._exited = asyncio.create_task(self._process.wait())

@@ -1,0 +1,38 @@
+"""What the engine process's environment tells OpenMP, and whether torch's OpenMP takes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from neper.engine import openmp
+
+
+def displayed(environment: dict[str, str]) -> str:
+    """What torch's OpenMP says of its settings."""
+    environment = {**environment, "OMP_DISPLAY_ENV": "VERBOSE"}
+    code = "import torch; torch.get_num_threads()"
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=600
+    ).stderr
+
+
+def test_case_108_threads_of_the_engine_process_do_not_spin_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(variable, raising=False)
+    said = displayed(openmp.environment())
+    if "GOMP_SPINCOUNT" not in said:
+        pytest.skip("this torch has another OpenMP than libgomp")
+    assert "GOMP_SPINCOUNT = '1000'" in said
+
+
+@pytest.mark.parametrize(("variable", "value"), [("GOMP_SPINCOUNT", "77"), ("OMP_WAIT_POLICY", "ACTIVE")])
+def test_case_108_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    given = openmp.environment()
+    assert given[variable] == value
+    assert ("GOMP_SPINCOUNT" in given) == (variable == "GOMP_SPINCOUNT")
