@@ -112,7 +112,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def group(self) -> str:
-        """Whose turn it is: the choices of one HTTP request are one group, named by their ids up to the last dash."""
+        """The unit that takes turns: the choices of one HTTP request, whose ids begin alike up to the last dash."""
         return self.request_id.rpartition("-")[0]
 
     def num_listed(self, vocab_size: int) -> int | None:

@@ -185,7 +185,7 @@ class ChatTemplate:
         return "tool_use" if has_tools and "tool_use" in self._sources else "default"
 
     def _terms_of(self, name: str) -> TemplateTerms:
-        # Of several templates none may be the default: then each conversation is refused, but not its server's start.
+        # A model may have named templates without a default: each conversation is refused then, not the server's start.
         return self._get(name).terms if name in self._sources else TemplateTerms()
 
     def _get(self, name: str) -> _Compiled:
