@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from typing import Any
@@ -192,3 +193,16 @@ def test_case_52_three_views_by_name(tiny: RealServer, path: str, mode: str) -> 
         assert found == pytest.approx({i: float(expected[i]) for i in ids}, abs=1e-4)
         assert len(found) == 7 or mode != "processed_logprobs"
     check(tiny.post(path, logprobs_mode="processed_logits"), 400, "logprobs_mode")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_fields_that_leave_no_token_are_the_requests_fault(tiny: RealServer, path: str) -> None:
+    """Only the engine meets the token at which they do. A 500 would be sent again by every client."""
+    body: Json = {"structured_outputs": {"choice": ["p"]}, "min_tokens": 50, "max_tokens": 60, "temperature": 0}
+    body |= {"chat_template_kwargs": {"enable_thinking": False}} if path == CHAT else {}
+    assert "together leave no token" in check(tiny.post(path, **body), 400, None, "invalid_value")
+    reply = tiny.post(path, **body, stream=True)
+    assert reply.status_code == 200
+    error = json.loads(reply.text.split("\n\n")[-3].removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+    assert tiny.engine.stats().restarts == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SCHEMA = {
 JSON = grammar.json_schema(SCHEMA).text()
 CHOICES = ["positive", "pos", "negative", "日本"]
 CHOICE = grammar.choice(CHOICES).text()
+ONLY_P = grammar.choice(["p"]).text()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def tokenizer(llama: Path) -> Tokenizer:
     return Tokenizer.from_directory(llama)
 
 
-def guided(name: str, prompt: list[int], text: str, logprobs: LogprobParams | None = None, **sampling: Any) -> Request:
+def guided(
+    name: str, prompt: list[int], text: str | None = None, logprobs: LogprobParams | None = None, **sampling: Any
+) -> Request:
     values = {"temperature": 1.0, "seed": 1, "max_tokens": 120, "grammar": text} | sampling
     return Request(
         request_id=name,
@@ -160,6 +164,37 @@ def test_what_is_allowed_and_fits_the_grammar(core: EngineCore, tokenizer: Token
     allowed = tuple(i for i in range(V) if i == END or b"n" not in tokenizer.token_bytes(i))
     result = run(core, [guided("a", prompt, CHOICE, allowed_token_ids=allowed)])["a"]
     assert text_of(tokenizer, result) in ("positive", "pos", "日本")
+
+
+@pytest.mark.parametrize(
+    ("fields", "made"),
+    [
+        ({"grammar": ONLY_P, "allowed_token_ids": (40, 41)}, 0),  # neither spells it
+        ({"grammar": ONLY_P, "min_tokens": 100}, 1),  # it is there, and must not end
+        ({"grammar": ONLY_P, "logit_bias": {END: -math.inf}}, 1),
+        ({"min_tokens": 3, "allowed_token_ids": (END,)}, 0),
+        ({"allowed_token_ids": (5, 6), "logit_bias": {5: -math.inf, 6: -math.inf}}, 0),
+        ({"allowed_token_ids": (5,), "bad_words": ((5, 5),)}, 1),
+    ],
+    ids=str,
+)
+def test_fields_that_leave_no_token_end_their_request_alone(
+    core: EngineCore, fields: dict[str, Any], made: int
+) -> None:
+    """Known from the fields, so the request is at fault and not the model."""
+    texts = prompts(3, 12, seed=5)
+    neighbours = [guided("good", texts[0], JSON, LogprobParams(top_k=3)), request("free", texts[1], top_k=2)]
+    alone = run(core, neighbours)
+    for logprobs in (LogprobParams(), LogprobParams(top_k=2), LogprobParams(top_k=2, mode="processed_logprobs")):
+        bad = guided("bad", texts[2], logprobs=logprobs, **fields)
+        results = run(core, [bad, *neighbours])
+        last = results["bad"].last
+        assert last.finish_reason is FinishReason.ERROR
+        assert last.invalid
+        assert "together leave no token" in (last.error or "")
+        assert len(results["bad"].token_ids) == made
+        for name, result in alone.items():
+            assert results[name].token_ids == result.token_ids
 
 
 def test_case_112_a_grammar_that_takes_too_long_ends_its_request_alone(

@@ -13,6 +13,7 @@ from neper.engine import startup
 from neper.engine.blocks import BlockManager
 from neper.engine.grammars import GrammarCompiler
 from neper.engine.interface import Capabilities, EngineStats
+from neper.engine.masks import leaves_nothing
 from neper.engine.readback import StepOutput, StepResult
 from neper.engine.scheduler import ScheduledChunk, Scheduler
 from neper.engine.sequence import Sequence
@@ -228,8 +229,11 @@ class EngineCore:
         request_id = seq.request.request_id
         # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
         if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
+            problem = self._own_problem(scheduled) if prompt is None or prompt.words[:, 1].all() else None
             self._end(seq)
-            return _failure(request_id, _why_invalid(seq), invalid=_breaks_limits(seq))
+            if problem is not None:
+                return _failure(request_id, problem, invalid=True)
+            return _failure(request_id, "the model produced logits that are not numbers for this request")
         keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
         if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
@@ -258,27 +262,24 @@ class EngineCore:
             queue_seconds=seq.queue_seconds,
         )
 
+    def _own_problem(self, scheduled: ScheduledChunk) -> str | None:
+        """The fault in the request itself that left a row without a token; None where its fields leave one."""
+        matcher = scheduled.seq.matcher
+        nothing_left = leaves_nothing(scheduled, self.capabilities.vocab_size)
+        if matcher is not None and matcher.error is not None:
+            return f"the grammar cannot be followed any further: {matcher.error}"
+        if not nothing_left:
+            return None
+        return (
+            "the fields of this request together leave no token to sample: what one of allowed_token_ids, bad_words, "
+            "logit_bias, min_tokens and the reply's form allows here, another bans"
+        )
+
     def _end(self, seq: Sequence) -> None:
         self._cached_tokens += max(0, seq.num_cached_tokens)
         if not self._grammars.forget(seq):
             self.scheduler.remove(seq)
         del self._sequences[seq.request.request_id]
-
-
-def _breaks_limits(seq: Sequence) -> bool:
-    """The sequence's grammar took more than a grammar may."""
-    return seq.matcher is not None and seq.matcher.error is not None
-
-
-def _why_invalid(seq: Sequence) -> str:
-    """What to say of a row that gave no token. Which of the two it was is known where no id can be banned."""
-    if _breaks_limits(seq):
-        assert seq.matcher is not None
-        return f"the grammar cannot be followed any further: {seq.matcher.error}"
-    not_numbers = "the model produced logits that are not numbers for this request"
-    if not (seq.request.sampling.masked or seq.request.sampling.logit_bias or seq.request.sampling.min_tokens):
-        return not_numbers
-    return f"{not_numbers}, or every token is banned that could come next"
 
 
 def _sampling_problem(sampling: SamplingParams) -> str | None:

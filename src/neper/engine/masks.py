@@ -29,6 +29,24 @@ def build_masks(chunks: Items[ScheduledChunk], rows: Items[int], vocab_size: int
     """
     if not rows:
         return None
+    words = _words(chunks, vocab_size)
+    return Masks(rows=to_device(np.array(rows, dtype=np.int64), device), words=to_device(words, device))
+
+
+def leaves_nothing(chunk: ScheduledChunk, vocab_size: int) -> bool:
+    """True where the request's fields ban every id that this chunk could sample, whatever the logits.
+
+    The sequence must stand at this chunk: its tokens are those before the one that is sampled.
+    """
+    left = np.unpackbits(_words([chunk], vocab_size).view(np.uint8), bitorder="little")[:vocab_size]
+    edits = chunk.seq.logit_edits(chunk.num_output_tokens)
+    banned = edits.ids[np.isneginf(edits.values)]
+    left[banned[(banned >= 0) & (banned < vocab_size)]] = 0
+    return not left.any()
+
+
+def _words(chunks: Items[ScheduledChunk], vocab_size: int) -> npt.NDArray[np.int32]:
+    """Masks [n, ceil(V / 32)] of what these chunks may sample."""
     words = np.stack([_static_words(chunk.seq, vocab_size) for chunk in chunks])
     matchers = {place: chunk.seq.matcher for place, chunk in enumerate(chunks) if chunk.seq.matcher is not None}
     if matchers:
@@ -40,7 +58,7 @@ def build_masks(chunks: Items[ScheduledChunk], rows: Items[int], vocab_size: int
     for place, chunk in enumerate(chunks):
         for banned in chunk.seq.completed_bad_words(chunk.end):
             words[place, banned // 32] &= ~np.int32(np.uint32(1 << banned % 32).view(np.int32))
-    return Masks(rows=to_device(np.array(rows, dtype=np.int64), device), words=to_device(words, device))
+    return words
 
 
 def _static_words(seq: Sequence, vocab_size: int) -> npt.NDArray[np.int32]:
