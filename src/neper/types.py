@@ -29,6 +29,14 @@ class FinishReason(str, Enum):
     ERROR = "error"
 
 
+class Fault(str, Enum):
+    """The cause of a request's failure: the engine, the request itself (it would fail again), or the model's logits."""
+
+    ENGINE = "engine"
+    REQUEST = "request"
+    LOGITS = "logits"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen and when generation ends.
 
@@ -238,7 +246,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         finish_reason: set on the last chunk of a request, and only there.
         stop_token_id: the token that ended the request, when one did.
         error: message of the failure when `finish_reason` is ERROR.
-        invalid: the failure is the request's own, so that it would fail again.
+        fault: of that failure.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         queue_seconds: from the request's arrival in the engine until it was first computed; 0 where the engine does
             not tell.
@@ -252,7 +260,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     error: str | None = None
     num_cached_tokens: int = 0
     queue_seconds: float = 0.0
-    invalid: bool = False
+    fault: Fault = Fault.ENGINE
 
 
 JsonObject = dict[str, Any]

@@ -118,10 +118,11 @@ def test_case_04_a_row_of_nan_fails_alone(odd: RealServer, together: Callable[..
             response = odd.post(path, prompt=prompt, max_tokens=4, logprobs=2, **body)
             if body.get("stream") and response.status_code == 200:
                 events = response.text.split("\n\n")
-                assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "engine_error"
+                assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "invalid_logits"
             else:
                 assert response.status_code == 500
-                assert response.json()["error"]["code"] == "engine_error"
+                assert response.json()["error"]["code"] == "invalid_logits"
+                assert response.headers["x-should-retry"] == "false"
             assert "not numbers" in response.text
             assert not any(value <= -9999 for value in numbers(response.text))
 

@@ -16,7 +16,7 @@ from neper.engine.core import EngineCore
 from neper.text import grammar
 from neper.text.matcher import Grammars, Matcher
 from neper.text.tokenizer import Tokenizer
-from neper.types import FinishReason, LogprobParams, Request, SamplingParams
+from neper.types import Fault, FinishReason, LogprobParams, Request, SamplingParams
 from tests.engine.test_view_rows import TOLERANCE, V, views
 from tests.helpers.engine import Result, make_core, prompts, request, run
 
@@ -190,7 +190,7 @@ def test_fields_that_leave_no_token_end_their_request_alone(
         results = run(core, [bad, *neighbours])
         last = results["bad"].last
         assert last.finish_reason is FinishReason.ERROR
-        assert last.invalid
+        assert last.fault is Fault.REQUEST
         assert "together leave no token" in (last.error or "")
         assert len(results["bad"].token_ids) == made
         for name, result in alone.items():
@@ -222,7 +222,7 @@ def test_case_112_a_grammar_that_takes_too_long_ends_its_request_alone(
     results = run(core, [guided("slow", texts[2], slow), guided("good", texts[0], JSON), request("free", texts[1])])
     last = results["slow"].last
     assert last.finish_reason is FinishReason.ERROR
-    assert last.invalid
+    assert last.fault is Fault.REQUEST
     assert "the grammar cannot be followed any further: it takes more than" in (last.error or "")
     for name, result in alone.items():
         assert results[name].token_ids == result.token_ids

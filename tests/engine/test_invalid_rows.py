@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from neper.types import FinishReason, SamplingParams
+from neper.engine.llm import LLM
+from neper.errors import InvalidLogitsError, InvalidRequestError
+from neper.types import Fault, FinishReason, SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 
 POISON = 383  # an id that prompts() never draws
@@ -53,6 +55,7 @@ def test_only_the_request_that_uses_it_fails(poisoned_dir: Path, clean_dir: Path
     results = run(poisoned, batch(broken))
     bad = results["bad"]
     assert bad.finish_reason is FinishReason.ERROR
+    assert bad.last.fault is Fault.LOGITS
     assert "not numbers" in (bad.last.error or "")
     assert bad.token_ids == []
     # The same steps with that row finite: the neighbours' bits are the same.
@@ -95,10 +98,19 @@ def test_an_invalid_prompt_score_ends_the_request(poisoned_dir: Path) -> None:
     assert sum(len(chunk.prompt) for chunk in result.chunks if chunk.prompt) == 8  # scores before it were sound
 
 
+def test_the_library_raises_what_the_server_answers(poisoned_dir: Path) -> None:
+    llm = LLM(str(poisoned_dir), device="cpu", num_threads=1)
+    with pytest.raises(InvalidLogitsError, match="not numbers"):
+        llm.generate([[POISON, 5]])
+    with pytest.raises(InvalidRequestError, match="together leave no token"):
+        llm.generate([[5]], SamplingParams(allowed_token_ids=(5,), bad_words=((5,),)))
+
+
 def test_nothing_left_to_sample_is_an_error_not_a_forbidden_token(clean_dir: Path) -> None:
     core = make_core(clean_dir)
     [text] = prompts(1, 8)
     everything = SamplingParams(temperature=0, max_tokens=3, logit_bias=dict.fromkeys(range(384), -math.inf))
     results = run(core, [request("a", text, everything, top_k=2), request("b", text)])
     assert results["a"].finish_reason is FinishReason.ERROR
+    assert results["a"].last.fault is Fault.REQUEST
     assert len(results["b"].token_ids) == 8

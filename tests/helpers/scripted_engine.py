@@ -13,6 +13,7 @@ import numpy as np
 from neper.engine.interface import Capabilities, EngineStats, TokenStream
 from neper.errors import EngineDeadError, OverloadedError
 from neper.types import (
+    Fault,
     FinishReason,
     Float32Array,
     LogprobsMode,
@@ -116,7 +117,7 @@ class ScriptedEngine:
         delay: seconds before each chunk; None means that chunks are ready at once.
         fail_after, die_after, hang_after: number of chunks after which a request fails, the engine dies, or nothing
             comes any more. They apply to requests for which `affects` is true.
-        fail_invalid: the request that fails is itself at fault.
+        fault: of a request that fails.
         alive, overloaded: what `submit` meets.
         garble: replaces the rows of sampled tokens.
         num_cached_tokens, queue_seconds: of all chunks with tokens.
@@ -138,7 +139,7 @@ class ScriptedEngine:
         self.prompt_rows_per_chunk = 3
         self.delay: float | None = None
         self.fail_after: int | None = None
-        self.fail_invalid = False
+        self.fault = Fault.ENGINE
         self.die_after: int | None = None
         self.hang_after: int | None = None
         self.affects: Callable[[Request], bool] = lambda request: True
@@ -247,7 +248,7 @@ class ScriptedStream:
                     request_id=self.request.request_id,
                     finish_reason=FinishReason.ERROR,
                     error="a row was NaN",
-                    invalid=engine.fail_invalid,
+                    fault=engine.fault,
                 )
             while self.emitted == engine.hang_after:
                 await asyncio.sleep(0.002)

@@ -15,7 +15,7 @@ import pytest
 
 from neper.config import ServerConfig
 from neper.text.tokenizer import Tokenizer
-from neper.types import PackedRows, Request
+from neper.types import Fault, PackedRows, Request
 from tests.server.conftest import MODEL, Client, running, until
 from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check
 
@@ -88,7 +88,7 @@ def test_the_engine_fails_a_request(client: Client, path: str, after: int) -> No
 def test_case_112_a_request_that_cannot_be_followed_is_a_400(client: Client, path: str) -> None:
     """A grammar that took too much, say. Nobody should send it again, as they do after a 500."""
     client.say("the quick brown fox")
-    client.engine.fail_after, client.engine.fail_invalid = 1, True
+    client.engine.fail_after, client.engine.fault = 1, Fault.REQUEST
     assert "NaN" in check(client.http.post(path, json=body(path)), 400, None, "invalid_value")
     events = client.http.post(path, json=body(path, stream=True)).text.split("\n\n")
     assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == "invalid_value"

@@ -21,9 +21,11 @@ from neper.engine.settings import MAX_LISTED
 from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends
-from neper.types import LOGPROBS_MODES, FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
+from neper.types import LOGPROBS_MODES, Fault, FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
 
 logger = logging.getLogger("neper.engine")
+
+_INVALID_LOGITS = "the model's logits are not numbers, or leave nothing above -inf, for a token of this request"
 
 
 class EngineCore:
@@ -138,7 +140,7 @@ class EngineCore:
                 self.scheduler.add(seq)
             else:
                 del self._sequences[seq.request.request_id]
-                self._ready.append(_failure(seq.request.request_id, problem, invalid=True))
+                self._ready.append(_failure(seq.request.request_id, problem, Fault.REQUEST))
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every request with an ERROR chunk: what is left to do when a step itself raised."""
@@ -229,11 +231,9 @@ class EngineCore:
         request_id = seq.request.request_id
         # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
         if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
-            problem = self._own_problem(scheduled) if prompt is None or prompt.words[:, 1].all() else None
+            own = self._own_problem(scheduled) if prompt is None or prompt.words[:, 1].all() else None
             self._end(seq)
-            if problem is not None:
-                return _failure(request_id, problem, invalid=True)
-            return _failure(request_id, "the model produced logits that are not numbers for this request")
+            return _failure(request_id, own or _INVALID_LOGITS, Fault.REQUEST if own else Fault.LOGITS)
         keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
         if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
@@ -303,5 +303,5 @@ def _sampling_problem(sampling: SamplingParams) -> str | None:
     return None
 
 
-def _failure(request_id: str, message: str, *, invalid: bool = False) -> TokenChunk:
-    return TokenChunk(request_id=request_id, finish_reason=FinishReason.ERROR, error=message, invalid=invalid)
+def _failure(request_id: str, message: str, fault: Fault = Fault.ENGINE) -> TokenChunk:
+    return TokenChunk(request_id=request_id, finish_reason=FinishReason.ERROR, error=message, fault=fault)

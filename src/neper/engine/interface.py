@@ -11,7 +11,14 @@ from typing import Protocol
 
 import msgspec
 
-from neper.types import Request, TokenChunk
+from neper.errors import EngineError, InvalidLogitsError, InvalidRequestError, NeperError
+from neper.types import Fault, Request, TokenChunk
+
+_ERRORS: dict[Fault, type[NeperError]] = {
+    Fault.ENGINE: EngineError,
+    Fault.REQUEST: InvalidRequestError,
+    Fault.LOGITS: InvalidLogitsError,
+}
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,3 +107,8 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+
+def failure(chunk: TokenChunk) -> NeperError:
+    """The error that a request ended with, of its last chunk."""
+    return _ERRORS[chunk.fault](chunk.error or "the engine ended this request")

@@ -12,7 +12,8 @@ import msgspec
 
 from neper.config import DEFAULT_MODEL, EngineConfig
 from neper.engine.core import EngineCore
-from neper.errors import ContextLengthError, EngineError, InvalidRequestError
+from neper.engine.interface import failure
+from neper.errors import ContextLengthError, InvalidRequestError
 from neper.models import source
 from neper.seeds import choice_seed
 from neper.text.detokenizer import Detokenizer, TextToken
@@ -92,8 +93,7 @@ class _Reply:
     def take(self, chunk: TokenChunk) -> TextDelta:
         """Add a chunk. When a stop string ends the reply, `finish_reason` is set though the engine has not ended."""
         if chunk.finish_reason is FinishReason.ERROR:
-            kind = InvalidRequestError if chunk.invalid else EngineError
-            raise kind(chunk.error or "the engine failed this request")
+            raise failure(chunk)
         if chunk.prompt is not None:
             self.prompt_rows.append(chunk.prompt.data)
         self.finish_reason = chunk.finish_reason
@@ -190,8 +190,8 @@ class LLM:
 
         Raises:
             InvalidRequestError: a prompt or a parameter is out of bounds: nothing was computed. Or a grammar cannot be
-                used: the other prompts are dropped too.
-            EngineError: the model gave no numbers for one of the prompts; the others are dropped too.
+                used, or no token is left to sample: the other prompts are dropped too.
+            InvalidLogitsError: the model gave no numbers for one of the prompts; the others are dropped too.
         """
         token_ids = self._token_ids(prompts)
         sampling = _one_each(

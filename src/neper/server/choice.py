@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from neper.engine.interface import TokenStream
-from neper.errors import EngineError, InvalidRequestError
+from neper.engine.interface import TokenStream, failure
+from neper.errors import EngineError
 from neper.server.score_texts import PendingScores, ScoreBatch
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
@@ -152,13 +152,12 @@ class Choice:
     def step(self, chunk: TokenChunk) -> Delta | None:
         """The delta of a chunk, or None when the chunk settles nothing.
 
-        Raises EngineError when the engine failed, InvalidRequestError when the request cannot be followed.
+        Raises EngineError when the engine failed, InvalidLogitsError when the model did, InvalidRequestError when the
+        request cannot be followed.
         """
         end = chunk.finish_reason
         if end is FinishReason.ERROR or end is FinishReason.ABORT:
-            raise (InvalidRequestError if chunk.invalid else EngineError)(
-                chunk.error or "the engine ended this request"
-            )
+            raise failure(chunk)
         if chunk.num_cached_tokens:
             self.num_cached_tokens = chunk.num_cached_tokens
         if chunk.prompt is not None:
