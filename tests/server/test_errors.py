@@ -152,6 +152,13 @@ def test_what_is_known_but_not_implemented(client: Client, path: str, param: str
         ({"messages": [{"role": "user", "content": 5}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "mood": "sad"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}]}, "messages"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "refusal": "no"}]}]},
+            "messages",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),

@@ -9,7 +9,7 @@ import pytest
 
 from neper.server.other_names import OTHER_NAMES
 from tests.server.conftest import Client
-from tests.server.test_errors import CHAT, COMPLETIONS, check
+from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check
 from tests.server.test_failures import body
 
 Json = dict[str, Any]
@@ -46,6 +46,30 @@ def test_case_94_what_cannot_change_the_answer_is_taken(client: Client, path: st
 @pytest.mark.parametrize("hints", CHAT_HINTS, ids=str)
 def test_case_94_in_chat(client: Client, hints: Json) -> None:
     assert client.http.post(CHAT, json=body(CHAT, **hints)).status_code == 200
+
+
+SAID, REFUSED = "I can", "I can't"
+
+
+@pytest.mark.parametrize(
+    ("refusing", "plain"),
+    [
+        ({"content": None, "refusal": REFUSED}, REFUSED),
+        ({"refusal": REFUSED}, REFUSED),
+        ({"content": [{"type": "refusal", "refusal": REFUSED}]}, REFUSED),
+        ({"content": [{"type": "text", "text": SAID}, {"type": "refusal", "refusal": REFUSED}]}, SAID + REFUSED),
+        ({"content": SAID, "refusal": REFUSED}, SAID + REFUSED),
+        ({"content": SAID, "refusal": ""}, SAID),
+    ],
+    ids=str,
+)
+def test_a_refusal_in_the_history_is_content(client: Client, refusing: Json, plain: str) -> None:
+    prompts = []
+    for message in (refusing, {"content": plain}):
+        messages = [*MESSAGES, {"role": "assistant", **message}, *MESSAGES]
+        assert client.http.post(CHAT, json=body(CHAT, messages=messages)).status_code == 200
+        prompts.append(client.engine.submitted[-1].prompt_token_ids)
+    assert prompts[0] == prompts[1]
 
 
 def test_case_94_the_newer_name_counts(client: Client) -> None:

@@ -309,6 +309,10 @@ INPUTS: list[tuple[Any, list[dict[str, Any]]]] = [
         [{"role": "system", "content": "Hello"}, USER],
     ),
     ([USER, REPLY, USER], [USER, {"role": "assistant", "content": "Hi"}, USER]),
+    (
+        [USER, {**REPLY, "content": [ANSWER, {"type": "refusal", "refusal": " no"}]}, USER],
+        [USER, {"role": "assistant", "content": "Hi no"}, USER],
+    ),
     ([USER, {"role": "assistant", "content": "Hi"}, USER], [USER, {"role": "assistant", "content": "Hi"}, USER]),
     (
         [USER, {**THOUGHT, "encrypted_content": None, "status": "completed"}, REPLY, USER],
@@ -407,6 +411,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             {**USER, "summary": []},
             {**USER, "content": [{"type": "input_text"}]},
             {**USER, "content": [{"type": "text", "text": "x"}]},
+            {**USER, "content": [{"type": "refusal", "refusal": "no"}]},
             {**USER, "content": [{"type": "input_image", "image_url": "x"}]},
             {"type": "item_reference", "id": "msg_1"},
             {"type": "item_reference"},

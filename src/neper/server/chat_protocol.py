@@ -8,23 +8,20 @@ import msgspec
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
-from neper.server.protocol import GenerationBody, Positive
+from neper.server.protocol import GenerationBody, Positive, TextPart
 from neper.server.strict import Name, Strict
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class ContentPart(Strict):
-    type: str
-    text: str | None = None
+class ContentPart(TextPart):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
-    refusal: Any = None
     cache_control: Any = None
 
-    later: ClassVar[tuple[str, ...]] = ("image_url", "input_audio", "file", "refusal")
+    later: ClassVar[tuple[str, ...]] = ("image_url", "input_audio", "file")
 
 
 class FunctionCall(Strict):
@@ -53,31 +50,35 @@ class Message(Strict):
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: Any = None
+    refusal: str | None = None
     audio: Any = None
     annotations: Any = None
     function_call: Any = None
     cache_control: Any = None
 
-    later: ClassVar[tuple[str, ...]] = ("refusal", "audio", "function_call")
+    later: ClassVar[tuple[str, ...]] = ("audio", "function_call")
     neutral: ClassVar[dict[str, Any]] = {"annotations": []}
 
     @property
     def told_reasoning(self) -> str | None:
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
+    @property
+    def text(self) -> str | None:
+        """All that templates are shown of its content: parts joined, and the assistant's refusal."""
+        told = [self.content] if isinstance(self.content, str) else [part.told for part in self.content or ()]
+        told += [] if self.refusal is None else [self.refusal]
+        return None if self.content is None and not told else "".join(text or "" for text in told)
+
     def check(self, where: str) -> None:
         self.refuse_later_fields("messages")
+        types = ("text", "refusal") if self.role == "assistant" else ("text",)
         for part in self.content if isinstance(self.content, list) else ():
-            part.refuse_later_fields("messages")
-            if part.type != "text":
-                raise UnsupportedError(
-                    f"{where}.content: parts of type {part.type!r} are not supported, only 'text'", param="messages"
-                )
+            part.check(f"{where}.content", "messages", types)
         if self.role == "function":
             raise UnsupportedError(f"{where}: role 'function' is not supported, only 'tool'", param="messages")
         if self.role != "assistant":
-            for name in ("tool_calls", "reasoning_content", "reasoning"):
+            for name in ("tool_calls", "reasoning_content", "reasoning", "refusal"):
                 if getattr(self, name):
                     raise InvalidRequestError(f"{where}: only the assistant has {name}", param="messages")
         if (self.role == "tool") != (self.tool_call_id is not None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.chat_protocol import ChatBody, Function, Message, NamedTool
@@ -110,8 +110,7 @@ def _thinking(service: Service, body: ChatBody, token_ids: list[int]) -> _Thinki
     if tags is None:
         return None
     if body.continue_final_message and body.messages:
-        content = body.messages[-1].content or ""
-        text = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        text = body.messages[-1].text or ""
         return _Thinking(tags, True) if text.rfind(tags.open) > text.rfind(tags.close) else None
     end = service.tokenizer.decode_bytes(token_ids[-PROMPT_END:]).decode("utf-8", "replace")
     return None if tags.closed_by(end) else _Thinking(tags, tags.opened_by(end))
@@ -204,11 +203,8 @@ def _function(function: Function) -> JsonObject:
 
 
 def _message(message: Message) -> JsonObject:
-    content: Any = message.content
-    if isinstance(content, list):
-        content = [{"type": part.type, "text": part.text} for part in content]
     # OpenAI's newer name for the system role, which templates do not know.
-    plain: JsonObject = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    plain: JsonObject = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             plain[name] = getattr(message, name)

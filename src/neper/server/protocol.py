@@ -36,6 +36,31 @@ SomeIds = Annotated[list[int], Meta(min_length=1)]
 BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=128)]
 
 
+class TextPart(Strict):
+    """A part of a message's content: a text, or the text of a refusal."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def told(self) -> str | None:
+        """The text, under the name that the part's type has for it."""
+        return self.refusal if self.type == "refusal" else self.text
+
+    def check(self, where: str, param: str, types: tuple[str, ...]) -> None:
+        """`types` are those that may stand here."""
+        if self.type not in types:
+            raise UnsupportedError(
+                f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
+                param=param,
+            )
+        self.refuse_later_fields(param)
+        name, other = ("refusal", "text") if self.type == "refusal" else ("text", "refusal")
+        if getattr(self, name) is None or getattr(self, other) is not None:
+            raise InvalidRequestError(f"{where}: a {self.type} part has a {name}, and no {other}", param=param)
+
+
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -7,23 +7,21 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from neper.errors import InvalidRequestError, UnsupportedError
+from neper.errors import UnsupportedError
+from neper.server.protocol import TextPart
 from neper.server.strict import Strict
 from neper.server.typed import decode_object, one_of, type_of
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputPart(Strict):
-    type: str
-    text: str | None = None
+class InputPart(TextPart):
     # A part of an earlier response comes back with them.
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     # Hints: they cannot change the answer.
     prompt_cache_breakpoint: Any = None
     cache_control: Any = None
-    refusal: Any = None
     image_url: Any = None
     file_id: Any = None
     file_url: Any = None
@@ -33,7 +31,6 @@ class InputPart(Strict):
     input_audio: Any = None
 
     later: ClassVar[tuple[str, ...]] = (
-        "refusal",
         "image_url",
         "file_id",
         "file_url",
@@ -42,16 +39,6 @@ class InputPart(Strict):
         "detail",
         "input_audio",
     )
-
-    def check(self, where: str, types: tuple[str, ...]) -> None:
-        if self.type not in types:
-            raise UnsupportedError(
-                f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
-                param="input",
-            )
-        self.refuse_later_fields("input")
-        if self.text is None:
-            raise InvalidRequestError(f"{where}: a part has no text", param="input")
 
 
 class InputItem(Strict):
@@ -80,7 +67,8 @@ class InputMessage(InputItem, kw_only=True):
 
     def check(self, where: str) -> None:
         super().check(where)
-        _check_parts(self.content, where, ("input_text", "output_text"))
+        refusal = ("refusal",) if self.role == "assistant" else ()
+        _check_parts(self.content, where, ("input_text", "output_text", *refusal))
 
 
 class InputReasoning(InputItem, kw_only=True):
@@ -166,9 +154,9 @@ def read_item(raw: msgspec.Raw, where: str) -> InputItem:
 
 
 def _joined(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join([part.text or "" for part in content])
+    return content if isinstance(content, str) else "".join([part.told or "" for part in content])
 
 
 def _check_parts(content: str | list[InputPart] | None, where: str, types: tuple[str, ...]) -> None:
     for part in content if isinstance(content, list) else ():
-        part.check(where, types)
+        part.check(where, "input", types)

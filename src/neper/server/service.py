@@ -251,11 +251,6 @@ class Service:
 
 def _length(message: JsonObject) -> int:
     """About the characters that a template makes of a message."""
-    content = message["content"]
-    if isinstance(content, list):
-        content_length = sum(len(part["text"] or "") for part in content)
-    else:
-        content_length = len(content or "")
-    others = [message.get("name", ""), message.get("reasoning_content", "")]
+    others = [message["content"] or "", message.get("name", ""), message.get("reasoning_content", "")]
     others += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
-    return MESSAGE_CHARACTERS * len(others) + sum(map(len, others)) + content_length
+    return MESSAGE_CHARACTERS * len(others) + sum(map(len, others))
