@@ -60,8 +60,8 @@ def reading(path: Path | str) -> Iterator[None]:
 def one_line(error: object, limit: int = _LINE) -> str:
     """The text of an error, on one line that is not too long."""
     text = " ".join(str(error).split())
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -89,6 +89,12 @@ def test_the_templates_own_message_is_passed_on() -> None:
         render("{{ raise_exception('roles must alternate') }}")
 
 
+def test_the_templates_own_message_is_one_line() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        render(r"{{ raise_exception('roles\n\n  must\talternate\r\x1b') }}")
+    assert caught.value.message == "the model's chat template failed: roles must alternate \ufffd"
+
+
 def test_a_model_without_template(byte_level: Pair, tmp_path: Path) -> None:
     shutil.copytree(byte_level.path, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()

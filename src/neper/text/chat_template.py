@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from neper.errors import InvalidRequestError, ModelLoadError
+from neper.files import one_line
 from neper.text.history import in_terms, plain_messages
 from neper.text.json_texts import num_characters
 from neper.text.template_sandbox import Sandbox, TemplateLimitError
@@ -172,7 +173,9 @@ class ChatTemplate:
             text = compiled.render(conversation.variables, seconds=RENDER_SECONDS, characters=characters)
         except Exception as error:
             # Templates run on whatever the client sent; each kind of failure in one is about those messages.
-            raise InvalidRequestError(f"the model's chat template failed: {error}", param="messages") from error
+            raise InvalidRequestError(
+                f"the model's chat template failed: {one_line(error)}", param="messages"
+            ) from error
         return text if conversation.final is None else _cut_at_mark(text, conversation.final)
 
     def _in_terms(self, plain: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -205,9 +208,9 @@ class ChatTemplate:
             try:
                 self._compiled[name] = _Compiled(self._sandbox, self._sources[name], self._special_tokens)
             except jinja2.TemplateSyntaxError as error:
-                raise _CompileError(f"line {error.lineno}: {error.message}") from error
+                raise _CompileError(f"line {error.lineno}: {one_line(error.message)}") from error
             except Exception as error:  # filters run on constants while it compiles; nesting may be too deep
-                raise _CompileError(f"{type(error).__name__}: {error}") from error
+                raise _CompileError(f"{type(error).__name__}: {one_line(error)}") from error
         return self._compiled[name]
 
 
