@@ -56,13 +56,12 @@ def written(*messages: tuple[str, str]) -> str:
 def test_case_104_functions_are_described_in_the_system_message(scripted: Client) -> None:
     scripted.say("Hi")
     told = ("system", DESCRIPTION)
-    for choice in (None, "auto", "required", NAMED):
+    for choice in (None, "auto", "none", "required", NAMED):
         assert prompt(scripted, tools=TOOLS, tool_choice=choice) == written(told, ("user", "Hello"))
     both = ("system", f"Be brief.\n\n{DESCRIPTION}")
     assert prompt(scripted, tools=TOOLS, messages=[SYSTEM, USER]) == written(both, ("user", "Hello"))
     parts = {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]}
     assert prompt(scripted, tools=TOOLS, messages=[parts, USER]) == written(both, ("user", "Hello"))
-    assert prompt(scripted, tools=TOOLS, tool_choice="none") == written(("user", "Hello"))
 
 
 def test_case_104_calls_and_results_are_text(scripted: Client) -> None:

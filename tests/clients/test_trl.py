@@ -71,7 +71,7 @@ def test_chat(trl: Any, reference: Reference, top: int) -> None:
 
 
 def test_chat_with_a_python_function(trl: Any, reference: Reference) -> None:
-    """Described by transformers, with its `return`. The client says `tool_choice` none, which hides tools here."""
+    """Described by transformers, with its `return`. The client says `tool_choice` none: calls are content."""
 
     def get_weather(city: str) -> str:
         """The weather of a city.

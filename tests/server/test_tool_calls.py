@@ -17,7 +17,7 @@ from neper.errors import StartupError
 from neper.server.app import create_app
 from tests.helpers.chat_replies import check_spelling, fold, whole
 from tests.helpers.qwen_template import QWEN_TEMPLATE
-from tests.server.conftest import MODEL, TAGS, Client, byte_level_tokenizer, new_engine, running
+from tests.server.conftest import MODEL, TAGS, Client, byte_level_tokenizer, fresh, new_engine, running
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -151,7 +151,7 @@ def test_tools_reach_the_template(qwen: Client) -> None:
         return qwen.tokenizer.decode_bytes(qwen.engine.submitted[-1].prompt_token_ids).decode()
 
     plain = prompt()
-    assert prompt(tools=TOOLS, tool_choice="none") == plain
+    assert prompt(tools=TOOLS, tool_choice="none") == prompt(tools=TOOLS) != plain
     assert prompt(tool_choice="auto") == prompt(tool_choice="none") == plain
     shown = [json.loads(line) for line in prompt(tools=TOOLS).split("\n") if line.startswith('{"type"')]
     assert shown == TOOLS
@@ -203,6 +203,7 @@ def test_without_tools_a_call_is_text(qwen: Client) -> None:
         message = qwen.chat(**options)["choices"][0]["message"]
         assert message["content"] == call("clock", "{}")
         assert "tool_calls" not in message
+        assert fold(qwen.events(PATH, **options))["content"] == call("clock", "{}")
 
 
 def test_a_required_call_is_constrained(qwen: Client) -> None:
@@ -310,8 +311,10 @@ def test_the_parser_can_be_named() -> None:
         assert (found["content"], found["calls"]) == ("", [("clock", "{}")])
         check_spelling(found)
     tokenizer = byte_level_tokenizer(template=QWEN_TEMPLATE, tags=TAGS)
-    with running(tokenizer, ServerConfig(tool_call_parser="none")) as client:
+    with running(tokenizer, ServerConfig(tool_call_parser="none")) as shared, fresh(shared, 2048) as client:
         assert client.post(PATH, messages=USER, tools=TOOLS).status_code == 400
+        client.say(call("clock", "{}"))
+        assert whole(client.chat(tools=TOOLS, tool_choice="none"))["content"] == call("clock", "{}")
     with pytest.raises(StartupError, match="hermes, llama3_json, mistral, none"):
         create_app(new_engine(), tokenizer, ServerConfig(tool_call_parser="other"), model_name=MODEL)
 

@@ -254,6 +254,12 @@ def test_special_tokens_are_seen_though_they_are_in_no_text() -> None:
     # A tag that opens nothing is content; any other special token stays out of the text.
     tokens = text_tokens([b"a", b"<tool_call>", b"<|x|>", b"b", b"</think>"], special=[*tags, b"<|x|>"])
     assert parse(MessageParser(reasoning=THINK, tools=HERMES), tokens).fields == Fields(content="a<tool_call>b")
+    # Where calls are not read, they are content as they are.
+    for special in (tags, []):
+        tokens = text_tokens([*parts, b"<|end|>"], special=[*special, b"<|end|>"])
+        parser = MessageParser(reasoning=THINK, tools=HERMES, reads_calls=False)
+        content = 'Hi<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+        assert parse(parser, tokens).fields == Fields("so", content)
     # In the middle of a character it is no tag.
     tokens = text_tokens(["é".encode()[:1], b"<tool_call>", "é".encode()[1:], b"x"], special=tags)
     found = parse(MessageParser(tools=HERMES), tokens)

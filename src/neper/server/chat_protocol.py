@@ -193,15 +193,17 @@ class ChatBody(GenerationBody):
         if self.functions_required():
             return "tool_choice"
         form = self.response_format
-        if self.functions_shown() and (form is None or form.type == "text"):
+        if self.functions_callable() and (form is None or form.type == "text"):
             return "tools"
         return super().constrained_by
 
     def functions_shown(self) -> list[Function]:
-        """The functions that the model is told of: none with tool_choice "none"."""
-        if not self.tools or self.tool_choice == "none":
-            return []
-        return [tool.function for tool in self.tools if tool.function is not None]
+        """The functions that the model is told of, with tool_choice "none" as well."""
+        return [tool.function for tool in self.tools or () if tool.function is not None]
+
+    def functions_callable(self) -> list[Function]:
+        """Those of which the reply may hold calls."""
+        return [] if self.tool_choice == "none" else self.functions_shown()
 
     def functions_required(self) -> list[Function]:
         """Those of which one must be called; none where the model may answer without a call."""

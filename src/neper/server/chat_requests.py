@@ -40,7 +40,7 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         raise InvalidRequestError("the chat template makes no prompt of these messages", param="messages")
     thinking = _thinking(service, body, token_ids)
     constraint = None
-    if body.response_format is not None or body.structured_outputs is not None or body.functions_shown():
+    if body.response_format is not None or body.structured_outputs is not None or body.functions_callable():
         constraint = await asyncio.to_thread(_constraint, service, body, thinking)  # schemas can be large
     form = None
     if constraint is not None and _is_checked_after(service, body):
@@ -97,7 +97,7 @@ def _template_kwargs(service: Service, body: ChatBody) -> JsonObject:
         kwargs["reasoning_effort"] = body.reasoning_effort
     functions = body.functions_shown()
     if functions:
-        if service.tool_format is None:
+        if service.tool_format is None and body.functions_callable():
             raise UnsupportedError("tools: this server was started with --tool-call-parser none", param="tools")
         if not service.plain_tools:
             kwargs["tools"] = [{"type": "function", "function": _function(function)} for function in functions]
@@ -119,7 +119,7 @@ def _thinking(service: Service, body: ChatBody, token_ids: list[int]) -> _Thinki
 def _constraint(service: Service, body: ChatBody, thinking: _Thinking | None) -> Constraint | None:
     """What the reply must follow after its reasoning."""
     constraint = constraint_of(body.response_format, body.structured_outputs)
-    if service.tool_format is not None and body.functions_shown():
+    if service.tool_format is not None and body.functions_callable():
         constraint = _calls(service, body, service.tool_format, constraint)
     if constraint is None or thinking is None:
         return constraint
@@ -130,7 +130,7 @@ def _is_checked_after(service: Service, body: ChatBody) -> bool:
     """The reply's form is checked once it is there: its engine cannot be held to it."""
     if "grammar" in service.engine.capabilities.sampling_fields or body.constrained_by != "response_format":
         return False
-    if any(function.strict for function in body.functions_shown()):
+    if any(function.strict for function in body.functions_callable()):
         raise UnsupportedError(
             "tools: this engine cannot constrain what it samples, so no function can be strict", param="tools"
         )
@@ -155,7 +155,7 @@ def _calls(service: Service, body: ChatBody, form: ToolFormat, instead: Constrai
             raise InvalidRequestError(
                 f"{param} and tools exclude each other here, unless tool_choice is 'none': {reason}", param=param
             )
-    shown = required or body.functions_shown()
+    shown = required or body.functions_callable()
     free = not required and instead is None
     if free and not any(function.strict for function in shown):
         return None
@@ -177,10 +177,10 @@ def _parser(
     if thinking is None and tools is None and form is None:
         return None
     tags, opened = (None, False) if thinking is None else thinking
-    parallel = _parallel(body)
+    parallel, reads_calls = _parallel(body), bool(body.functions_callable())
 
     def new_parser() -> MessageParser | JsonParser:
-        parser = MessageParser(reasoning=tags, opened=opened, tools=tools, parallel=parallel)
+        parser = MessageParser(reasoning=tags, opened=opened, tools=tools, parallel=parallel, reads_calls=reads_calls)
         return parser if form is None else JsonParser(parser, form)
 
     return new_parser

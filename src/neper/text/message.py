@@ -27,7 +27,8 @@ class MessageParser:
     Args:
         reasoning: the tags of a model that may reason; None where no reasoning comes.
         opened: the prompt has begun the reasoning.
-        tools: how the model writes calls; None where all text is content.
+        tools: the form in which the model writes calls; None where it is told of no tools.
+        reads_calls: False where calls are content, with their tags, as all other text is.
         parallel: there may be more than one call. Else the message ends where the arguments of the first one do.
 
     Attributes:
@@ -42,11 +43,12 @@ class MessageParser:
         opened: bool = False,
         tools: ToolFormat | None = None,
         parallel: bool = True,
+        reads_calls: bool = True,
     ) -> None:
         self.reasons = reasoning is not None
         self.end: int | None = None
         self._reader = Reader()
-        self._calls = None if tools is None else CallReader(self._reader, tools, single=not parallel)
+        self._calls = CallReader(self._reader, tools, single=not parallel) if tools and reads_calls else None
         # Invisible tokens that are no end but a tag, where they stand in a place for it.
         self._call_tags = frozenset(tag.encode() for tag in (tools.tags if tools else ()))
         self._tags = self._call_tags.union(tag.encode() for tag in reasoning or ())
@@ -108,7 +110,7 @@ class MessageParser:
         if self._calls is not None:
             yield from self._content(self._calls)
             return
-        self._plain = True
+        self._plain = not self._call_tags
         reader = self._reader
         while not reader.final:
             reader.decide("content", -1, reader.length)
