@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -86,6 +86,83 @@ def test_only_so_many_requests_at_once(tokenizer: Tokenizer) -> None:
         client.engine.hang_after = None
         for _ in range(3):
             client.chat()
+
+
+async def post(app: Any, content: Any, **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=SECONDS) as http:
+        headers |= {"content-type": "application/json"}
+        return await http.post(COMPLETIONS, content=content, headers=headers)
+
+
+def padded(size: int) -> bytes:
+    """The body of a request, of so many bytes."""
+    return json.dumps(body(COMPLETIONS)).encode().ljust(size)
+
+
+@pytest.fixture
+def small_app(tokenizer: Tokenizer) -> Any:
+    """An app that holds 16,000 bytes of bodies at once, and whose requests with a body wait for their engine."""
+    engine = new_engine()
+    engine.hang_after = 0
+    return create_app(engine, tokenizer, ServerConfig(max_body_bytes=1000), model_name=MODEL)
+
+
+def test_only_so_many_bytes_of_bodies_are_held(small_app: Any) -> None:
+    service = small_app.state.service
+
+    async def parts(asked: list[int]) -> AsyncIterator[bytes]:
+        for begin in range(0, 600, 100):
+            asked.append(begin)
+            yield padded(600)[begin : begin + 100]
+
+    async def run() -> None:
+        held = [asyncio.create_task(post(small_app, padded(1000))) for _ in range(15)]
+        held.append(asyncio.create_task(post(small_app, padded(700))))
+        while service.num_choices < 16:
+            await asyncio.sleep(0)
+        # 300 bytes are left. A body that says its size is not begun, another one is read up to there.
+        for size, headers in ((0, {"content-length": "600"}), (400, {})):
+            asked: list[int] = []
+            refused = await post(small_app, parts(asked), **headers)
+            check(refused, 503, None, "overloaded")
+            assert "15700 bytes" in refused.text
+            assert refused.headers["retry-after"] == "1"
+            assert len(asked) * 100 == size
+        last = asyncio.create_task(post(small_app, padded(300)))
+        while service.num_choices < 17:
+            await asyncio.sleep(0)
+        service.engine.hang_after = None
+        assert {response.status_code for response in await asyncio.gather(*held, last)} == {200}
+        assert (await post(small_app, padded(1000))).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_bodies_that_do_not_come_make_room_for_one_that_does(small_app: Any) -> None:
+    service = small_app.state.service
+    service.engine.hang_after = None
+    gone = asyncio.Event()
+
+    async def stalled(begun: list[int]) -> AsyncIterator[bytes]:
+        yield padded(1000)[:999]
+        begun.append(1)
+        await gone.wait()
+        yield b" "
+
+    async def run() -> None:
+        begun: list[int] = []
+        waiting = [asyncio.create_task(post(small_app, stalled(begun))) for _ in range(16)]
+        while len(begun) < 16:
+            await asyncio.sleep(0)
+        assert (await post(small_app, padded(500))).status_code == 200
+        cut, *others = waiting
+        check(await cut, 503, None, "overloaded")
+        gone.set()
+        assert {response.status_code for response in await asyncio.gather(*others)} == {200}
+        assert service.num_requests == 0
+
+    asyncio.run(run())
 
 
 def test_a_flood_is_refused_and_running_streams_do_not_notice(tokenizer: Tokenizer) -> None:

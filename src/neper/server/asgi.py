@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -31,10 +31,14 @@ def has_body(scope: Scope) -> bool:
     return header(scope, b"transfer-encoding") is not None or (header(scope, b"content-length") or b"0") != b"0"
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[int, int], None]) -> bytes:
     """The body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
 
     Demanding the content type keeps pages of other origins from posting here without the browser's asking first.
+
+    Args:
+        hold: called before anything is received, and at each part, with the bytes received so far and those that the
+            body will have at least. It raises where they cannot be held.
     """
     content_type = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -46,8 +50,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 f"{name.decode().title()}: {encoding.decode('latin-1')} is not read here; send the JSON as it is"
             )
     length = header(scope, b"content-length")
-    if length is not None and length.isdigit() and int(length) > limit:
+    expected = int(length) if length is not None and length.isdigit() else 0
+    if expected > limit:
         raise _too_large(limit)
+    hold(0, expected)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -58,6 +64,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        hold(size, max(size, expected))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

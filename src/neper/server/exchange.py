@@ -19,7 +19,8 @@ class Exchange:
         started, first_results: when the request came, and when the engine's first results for it did (None: not yet).
         status: of the reply; 0 while nothing was sent.
         prompt_tokens, generated_tokens: what was computed for it.
-        num_bytes: of its body and its reply, where they are large.
+        body_bytes: of its body, so far as that was received.
+        reply_bytes: of its reply, where it is large.
         error: what ended it, also where a stream's status was sent already.
         arrived: its body is there whole.
         cut_by: the error with which `cut` ended it.
@@ -28,12 +29,13 @@ class Exchange:
     __slots__ = (
         "_task",
         "arrived",
+        "body_bytes",
         "cut_by",
         "error",
         "first_results",
         "generated_tokens",
-        "num_bytes",
         "prompt_tokens",
+        "reply_bytes",
         "request_id",
         "started",
         "status",
@@ -44,7 +46,8 @@ class Exchange:
         self.started = time.monotonic()
         self.first_results: float | None = None
         self.status = 0
-        self.num_bytes = 0
+        self.body_bytes = 0
+        self.reply_bytes = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.error: NeperError | None = None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # Larger bodies are decoded in a thread: at worst 2 ms of work, some of which lets the event loop run.
 INLINE_BYTES = 32 * 1024
+# Bodies of that many times the largest one are held at once. What is decoded of them takes up to 8 times as much.
+HELD_BODIES = 16
 # What a template writes around a message; even empty ones add up.
 MESSAGE_CHARACTERS = 50
 
@@ -94,6 +96,7 @@ class Service:
         self.draining = False
         self.num_choices = 0
         self._requests: set[Exchange] = set()
+        self._body_bytes = 0
         self._arriving: dict[Exchange, None] = {}  # those whose body is on its way, the oldest first
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
@@ -128,9 +131,7 @@ class Service:
                 raise OverloadedError(
                     f"{self.num_requests} requests are being answered, as many as this server takes", retry_after=1
                 )
-            oldest = next(iter(self._arriving))
-            self._forget(oldest)
-            oldest.cut(OverloadedError("the server is full, and the body of this request had not come", retry_after=1))
+            self._cut(next(iter(self._arriving)))
         self._requests.add(exchange)
         if not exchange.arrived:
             self._arriving[exchange] = None
@@ -138,16 +139,51 @@ class Service:
             yield
         finally:
             self._forget(exchange)
-            self._memory.ended(exchange.num_bytes)
+            self._memory.ended(exchange.body_bytes + exchange.reply_bytes)
 
     def arrived(self, exchange: Exchange) -> None:
         """The body of a request is there whole."""
         exchange.arrived = True
         self._arriving.pop(exchange, None)
 
+    def hold_body(self, exchange: Exchange, size: int, total: int) -> None:
+        """Count `size` bytes of a request's body as held until it ends; `total` is the least that they will be.
+
+        Raises OverloadedError where bodies that are there whole leave no room for it. Where those on their way do, the
+        one that has been so for longest ends.
+        """
+        if exchange not in self._requests:
+            return  # it was cut
+        most = HELD_BODIES * self.config.max_body_bytes
+        others = self._body_bytes - exchange.body_bytes
+        if others + total > most:
+            whole = others - sum(other.body_bytes for other in self._arriving if other is not exchange)
+            if whole + total > most:
+                raise OverloadedError(
+                    f"the requests being answered have bodies of {whole} bytes, and this server holds no more than "
+                    f"{most} at once",
+                    retry_after=1,
+                )
+        while others + size > most:
+            oldest = next(other for other in self._arriving if other.body_bytes or other is exchange)
+            if oldest is exchange:
+                raise _cut_error()
+            others -= oldest.body_bytes
+            self._cut(oldest)
+        exchange.body_bytes = size
+        self._body_bytes = others + size
+
+    def _cut(self, exchange: Exchange) -> None:
+        """End a request whose body is on its way, to make room."""
+        self._forget(exchange)
+        exchange.cut(_cut_error())
+
     def _forget(self, exchange: Exchange) -> None:
-        self._requests.discard(exchange)
-        self._arriving.pop(exchange, None)
+        """Count a request no longer: it has ended, or was cut before."""
+        if exchange in self._requests:
+            self._requests.remove(exchange)
+            self._body_bytes -= exchange.body_bytes
+            self._arriving.pop(exchange, None)
 
     def check_available(self) -> None:
         """Raises OverloadedError while no new request can be taken at all."""
@@ -209,8 +245,8 @@ class Service:
 
     async def read_json(self, scope: Scope, receive: Receive, kind: type[Body]) -> Body:
         """The body of a request, decoded and checked by itself."""
-        data = await read_body(scope, receive, self.config.max_body_bytes)
-        Exchange.of(scope).num_bytes += len(data)
+        hold = partial(self.hold_body, Exchange.of(scope))
+        data = await read_body(scope, receive, self.config.max_body_bytes, hold)
         if len(data) <= INLINE_BYTES:
             return decode_body(data, kind)
         return await asyncio.get_running_loop().run_in_executor(self._decoding, decode_body, data, kind)
@@ -247,6 +283,10 @@ class Service:
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
         """Do work on a text of about `size` characters: here, or in a thread where that takes long."""
         return await self._long_texts.run(size, work)
+
+
+def _cut_error() -> OverloadedError:
+    return OverloadedError("the server is full, and the body of this request had not come", retry_after=1)
 
 
 def _length(message: JsonObject) -> int:

@@ -49,7 +49,7 @@ async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send:
             exchange.error = await _stream(reply, exchange, send, interval)
         else:
             await _fold(reply, exchange)
-            exchange.num_bytes += await send_parts(send, reply.parts(), in_thread=generation.scores_prompts)
+            exchange.reply_bytes += await send_parts(send, reply.parts(), in_thread=generation.scores_prompts)
     finally:
         watcher.cancel()
         generation.close()
@@ -93,7 +93,7 @@ async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: f
                     finished.add(delta.index)
                 if len(events[-1]) > LARGE_EVENT:
                     silence.broken = True
-                    exchange.num_bytes += len(events[-1])
+                    exchange.reply_bytes += len(events[-1])
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
                     events.clear()
             body = b"".join(events)
