@@ -18,6 +18,7 @@ from tests.cli.serving import ServerProcess
 
 MEBI = 2**20
 QUIET_SECONDS = 4.0  # of the honest client alone, and of memory to be given back
+ATTACK_SECONDS = 4.0  # an attack is repeated for so long: a p99 needs a hundred requests
 LONGEST_HOLD = 0.050
 MOST_MEMORY = 8  # times the bytes of the bodies in flight
 SPARE_MEMORY = 16 * MEBI  # what a process grows by all the same: modules, arenas, tables of tokens that were met
@@ -36,7 +37,8 @@ class Figures:
         held, computing: the longest hold of the event loop, and how much of it the process was computing.
         quiet, attacked: p99 by path of the honest client, without the attack and with it.
         asked: how many requests of each path the honest client made during the attack.
-        seconds: how long the attack took.
+        times: how often the attack was made.
+        seconds: how long all of them took.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Figures:
     quiet: dict[str, float]
     attacked: dict[str, float]
     asked: int
+    times: int
     seconds: float
 
     def __str__(self) -> str:
@@ -56,7 +59,8 @@ class Figures:
             f"{path} p99 {1e3 * self.quiet[path]:.0f} -> {1e3 * self.attacked[path]:.0f} ms" for path in self.quiet
         )
         return (
-            f"{self.name}: {self.sent / MEBI:.1f} MiB at once, {self.seconds:.1f} s; memory {self.before / MEBI:.0f}, "
+            f"{self.name}: {self.sent / MEBI:.1f} MiB at once, {self.times} times, {self.seconds:.1f} s; "
+            f"memory {self.before / MEBI:.0f}, "
             f"peak {self.peak / MEBI:.0f}, after {self.after / MEBI:.0f} MiB; loop held {1e3 * self.held:.0f} ms "
             f"(computing {1e3 * self.computing:.0f}); {times} ({self.asked} each)"
         )
@@ -83,7 +87,11 @@ class Target(ServerProcess):
         super().__init__(*arguments, program=("tests.attacks.watched", str(watch_file)))
 
     def attack(self, name: str, attack: Callable[[], object], *, sent: int) -> Figures:
-        """Run an attack beside the honest client; `sent` is how many bytes of bodies are in flight at once."""
+        """Make an attack, again and again, beside the honest client.
+
+        Args:
+            sent: how many bytes of bodies are in flight at once.
+        """
         with Honest(self.url) as honest:
             time.sleep(QUIET_SECONDS)
         quiet = {path: p99(seconds) for path, seconds in honest.seconds.items()}
@@ -93,14 +101,18 @@ class Target(ServerProcess):
             time.sleep(0.5)
             self._watch.reset()
             start = time.perf_counter()
-            attack()
-            seconds = time.perf_counter() - start
+            times, seconds = 0, 0.0
+            while seconds < ATTACK_SECONDS:
+                attack()
+                times += 1
+                seconds = time.perf_counter() - start
             held, computing = self._watch.read()
         attacked = {path: p99(times) for path, times in honest.seconds.items()}
         peak = self.memory("VmHWM")
         time.sleep(QUIET_SECONDS)
         asked = len(honest.seconds[HEALTH])
-        figures = Figures(name, sent, before, peak, self.memory(), held, computing, quiet, attacked, asked, seconds)
+        after = self.memory()
+        figures = Figures(name, sent, before, peak, after, held, computing, quiet, attacked, asked, times, seconds)
         self.figures.append(figures)
         return figures
 

@@ -86,12 +86,12 @@ def within(path: str, head: str, item: str, tail: str, count: int) -> tuple[str,
 
 # As much as the limits let through, so that all of it is decoded and checked.
 WITHIN: dict[str, tuple[str, bytes]] = {
-    "lists": within(COMPLETIONS, '{"max_tokens":1,"prompt":[', "[]", "]}", 90_000),
-    "messages": within(CHAT, '{"max_tokens":1,"messages":[', '{"role":"user","content":""}', "]}", 50_000),
-    "objects": within(CHAT, '{"messages":[],"chat_template_kwargs":{"a":[', "{}", "]}}", 90_000),
-    "numbers": within(COMPLETIONS, '{"max_tokens":1,"prompt":[', "1", "]}", 1_500_000),
-    "powers": within(CHAT, '{"messages":[],"metadata":{"a":[', "1e300", "]}}", 50_000),
-    "escapes": (COMPLETIONS, b'{"max_tokens":1,"prompt":"' + rb"\"" * (4 * SIZE - 1000) + b'"}'),
+    "lists": within(COMPLETIONS, '{"max_tokens":1,"prompt":[', "[]", "]}", 65_000),
+    "messages": within(CHAT, '{"max_tokens":1,"messages":[', '{"role":"user","content":""}', "]}", 39_000),
+    "objects": within(CHAT, '{"messages":[],"chat_template_kwargs":{"a":[', "{}", "]}}", 65_000),
+    "numbers": within(COMPLETIONS, '{"max_tokens":1,"prompt":[', "1", "]}", 1_150_000),
+    "powers": within(CHAT, '{"messages":[],"metadata":{"a":[', "1e300", "]}}", 40_000),
+    "escapes": (COMPLETIONS, b'{"max_tokens":1,"prompt":"' + rb"\"" * (1_990_000) + b'"}'),
 }
 
 

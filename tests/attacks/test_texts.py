@@ -34,7 +34,7 @@ def test_case_111_texts_that_never_fit(target: Target, name: str, path: str) -> 
         statuses.extend(target.post(path, body)[0] for _ in range(3))
 
     figures = target.attack(f"case 111, {name} to {path}", lambda: at_once([send, send]), sent=2 * len(body))
-    assert {*statuses} == {400}
+    assert {*statuses} <= {400, 413}
     figures.check()
 
 
@@ -55,4 +55,4 @@ def test_case_111_clients_that_leave_at_once(target: Target) -> None:
     figures = target.attack("case 111, six clients that leave", attack, sent=CLIENTS * len(body))
     figures.check()
     # All of it, the honest client's and what was read of the bodies included.
-    assert target.cpu_seconds() - left < 15
+    assert target.cpu_seconds() - left < 15 * figures.times

@@ -254,6 +254,7 @@ def test_into_buffers_nothing_is_allocated_or_waited_for(name: str) -> None:
 
 
 def test_allocations_and_waits_would_be_noticed() -> None:
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # before it the allocator has no figures
     before = allocations()
     value = torch.ones(3, device=DEVICE)
     assert allocations() > before

@@ -44,14 +44,16 @@ class CountingDecoder:
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        (filled('{"prompt":[', "[]", "]}", MAX_COST // 400), RequestTooLargeError, "100002 lists and objects"),
-        (filled('{"prompt":[', "1", "]}", MAX_COST // 25), RequestTooLargeError, "1600000 values"),
+        (filled('{"prompt":[', "[]", "]}", MAX_COST // 400), RequestTooLargeError, "75002 lists and objects"),
+        (filled('{"prompt":[', "1", "]}", MAX_COST // 25), RequestTooLargeError, "1200000 values"),
         (filled('{"metadata":{"a":[', "1e300", "]}}", 60_000), RequestTooLargeError, "60000 values"),
         (filled('{"metadata":{"a":[', "1.5", "]}}", 400_000), RequestTooLargeError, "400000 values"),
         (filled('{"prompt":[', '""', "]}", MAX_STRINGS), RequestTooLargeError, f"more than {MAX_STRINGS} strings"),
         (filled('{"prompt":[', r'"\""', "]}", MAX_STRINGS), RequestTooLargeError, f"more than {MAX_STRINGS} strings"),
         (b'{"metadata":' + b'{"a":' * MAX_DEPTH + b"1" + b"}" * (MAX_DEPTH + 1), InvalidRequestError, "100 deep"),
         (b"[" * 200_000, RequestTooLargeError, "200000 lists"),
+        (b'{"prompt":"' + rb"\n" * 2_100_000 + b'"}', RequestTooLargeError, "2100000 escapes"),
+        (b'{"prompt":"' + rb"\u8a9e" * 560_000 + b'"}', RequestTooLargeError, "560000 escapes"),
         (b'{"prompt":' + b"[" * MAX_DEPTH, InvalidRequestError, "nested more than 100 deep"),
     ],
 )
@@ -113,6 +115,7 @@ def test_the_count_is_that_of_the_json(value: Any, ascii: bool, part: int, monke
         patch.setattr(strict, "_PART_BYTES", part)
         patch.setattr(strict, "_COSTS", {b"[": 1, b"{": 1, b"e": 0, b",": 0})
         patch.setattr(strict, "_STRING_COST", 0)
+        patch.setattr(strict, "_ESCAPE_COSTS", {strict._ESCAPE: 0})
         patch.setattr(strict, "MAX_COST", count)
         patch.setattr(strict, "MAX_DEPTH", depth)
         strict._check_size(data)
@@ -130,9 +133,10 @@ def test_case_88_a_long_text_is_counted_in_parts(text: bytes) -> None:
     """A pass in C over all of it would hold the event loop for as long as it takes."""
     data = b'{"prompt":"' + text * (2**23 // len(text)) + b'","echo":[]}'
     parts = list(strict._outside_strings(data))
-    assert len(parts) == 9
-    assert sum(quotes for quotes, _ in parts) == 6
-    assert b"".join(outside for _, outside in parts) == b"{:,:[]}"
+    assert len(parts) == 33
+    assert b"".join(part for part, _, _ in parts) == data
+    assert sum(quotes for _, quotes, _ in parts) == 6
+    assert b"".join(outside for _, _, outside in parts) == b"{:,:[]}"
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from neper.engine.messages import (
     Abort,
     FromEngine,
     Loading,
-    Prompts,
     Ready,
     Shutdown,
     Start,
@@ -49,7 +48,6 @@ class EngineProcess:
     """The loop around an EngineCore: take messages, step, send what the step brought."""
 
     def __init__(self, directory: Path, parent: int) -> None:
-        self._prompts = Prompts()
         self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
         context = zmq.Context()
         self._inbox = context.socket(zmq.PULL)
@@ -110,7 +108,7 @@ class EngineProcess:
         changed = False
         while message is not None:
             if isinstance(message, Submit):
-                core.add(self._prompts.request(message))
+                core.add(message.request)
             elif isinstance(message, Abort):
                 core.abort(message.request_id)
                 changed = True

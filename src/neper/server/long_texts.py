@@ -16,6 +16,9 @@ from neper.server.generation import ClientDisconnected
 # Above this, work is done in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
 INLINE_CHARACTERS = 10_000
 THREADS = 2
+# Above this there is one thread more, for one at a time: a word of so many characters takes 200 bytes each while it is
+# encoded.
+VERY_LONG_CHARACTERS = 64 * 1024
 MAX_WAITING = 256
 
 Result = TypeVar("Result")
@@ -41,10 +44,13 @@ class Encoding:
 
 
 class LongTexts:
-    """Does work on texts: at once where they are short, else in one of a few threads."""
+    """Does work on texts: at once where they are short, else in one of a few threads, of which one is for very long
+    ones.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, "texts")
+        self._very_long = ThreadPoolExecutor(1, "very-long-texts")
         self._num_waiting = 0
 
     async def run(self, size: int, work: Callable[[], Result], encoding: Encoding | None = None) -> Result:
@@ -56,9 +62,10 @@ class LongTexts:
             return work()
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._num_waiting} long texts are waiting to be encoded", retry_after=1)
+        threads = self._threads if size <= VERY_LONG_CHARACTERS else self._very_long
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
         finally:
             self._num_waiting -= 1
             if encoding is not None:

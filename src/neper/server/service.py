@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,11 +23,12 @@ from neper.errors import (
     QueueFullError,
     StartupError,
 )
-from neper.server.asgi import read_body
+from neper.server.asgi import read_body, unless_left
 from neper.server.connections import Connections
 from neper.server.entries import Entries
 from neper.server.exchange import Exchange
 from neper.server.kept_items import KeptItems
+from neper.server.lane import Lane
 from neper.server.long_texts import INLINE_CHARACTERS, Encoding, LongTexts
 from neper.server.memory import MemoryReturn
 from neper.server.metrics import Metrics
@@ -103,8 +103,7 @@ class Service:
         self._idle.set()
         self._long_texts = LongTexts()
         self._memory = MemoryReturn()
-        # One thread: decoding holds the GIL for long, and with several the event loop would have to wait for each.
-        self._decoding = ThreadPoolExecutor(1, "decoding")
+        self._decoding = Lane("decoding")
 
     @cached_property
     def shows_system_message(self) -> bool:
@@ -249,7 +248,7 @@ class Service:
         data = await read_body(scope, receive, self.config.max_body_bytes, hold)
         if len(data) <= INLINE_BYTES:
             return decode_body(data, kind)
-        return await asyncio.get_running_loop().run_in_executor(self._decoding, decode_body, data, kind)
+        return await unless_left(self._decoding.run(lambda: decode_body(data, kind)), receive)
 
     async def encode(self, text: str, *, add_special_tokens: bool, limit: int | None = None) -> list[int]:
         """Ids of a text. Raises ContextLengthError where a long one has more than `limit` (default: the context)."""

@@ -58,11 +58,15 @@ MAX_DEPTH = 100
 """Most lists and objects inside each other."""
 
 MAX_STRINGS = 2**18
-MAX_COST = 40_000_000
+MAX_COST = 30_000_000
+"""Most nanoseconds that decoding may take, by the costs below."""
+
 # Nanoseconds that msgspec takes for each of these at most, with what is freed and collected for it (on a Xeon of 2023).
 _COSTS = {b",": 25, b":": 60, b"[": 400, b"{": 400, b".": 100, b"e": 700, b"E": 700}
 _STRING_COST = 40
-_PART_BYTES = 2**20  # a few milliseconds at most
+_ESCAPE = b"\\"
+_ESCAPE_COSTS = {_ESCAPE: 15, b"\\u": 45}
+_PART_BYTES = 2**18  # a few milliseconds at most
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -107,25 +111,30 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
 def _check_size(data: bytes) -> None:
     """Every step is one pass in C over a part of the text, and other threads may run in between."""
     counts = dict.fromkeys(_COSTS, 0)
+    escapes = dict.fromkeys(_ESCAPE_COSTS, 0)
     quotes, brackets = 0, b""
-    for here, outside in _outside_strings(data):
+    for part, here, outside in _outside_strings(data):
+        for sign in escapes:
+            escapes[sign] += part.count(sign)
         quotes += here
         for sign in _COSTS:
             counts[sign] += outside.count(sign)
         counts[b"e"] -= outside.count(b"true") + outside.count(b"false")
         brackets += outside.translate(None, _NOT_BRACKETS)
-    cost = _STRING_COST * (quotes // 2) + sum(count * _COSTS[sign] for sign, count in counts.items())
+    cost = _STRING_COST * (quotes // 2)
+    cost += sum(count * _COSTS[sign] for sign, count in counts.items())
+    cost += sum(count * _ESCAPE_COSTS[sign] for sign, count in escapes.items())
     if cost > MAX_COST:
         raise RequestTooLargeError(
-            f"the body has {counts[b','] + 1} values, {counts[b'['] + counts[b'{']} lists and objects among them: "
-            "more than this server reads at once"
+            f"the body has {counts[b','] + 1} values, {counts[b'['] + counts[b'{']} lists and objects among them, and "
+            f"{escapes[_ESCAPE]} escapes: more than this server reads at once"
         )
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
         raise InvalidRequestError(f"the body is nested more than {MAX_DEPTH} deep")
 
 
-def _outside_strings(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """For each part of the text, how many quotes it has, and what in it is outside of strings."""
+def _outside_strings(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """Each part of the text, how many quotes it has, and what in it is outside of strings."""
     quotes = start = 0
     while start < len(data):
         part = data[start : start + _PART_BYTES]
@@ -135,12 +144,11 @@ def _outside_strings(data: bytes) -> Iterator[tuple[int, bytes]]:
             part = part[:-1]
             start -= 1
         # Without escaped quotes, every other piece between quotes is outside of strings.
-        if b"\\" in part:
-            part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
-        here = part.count(b'"')
+        plain = part.replace(b"\\\\", b"").replace(b'\\"', b"") if _ESCAPE in part else part
+        here = plain.count(b'"')
         if (quotes + here) // 2 > MAX_STRINGS:
             raise RequestTooLargeError(f"the body has more than {MAX_STRINGS} strings")
-        yield here, b"".join(part.split(b'"')[quotes % 2 :: 2])
+        yield part, here, b"".join(plain.split(b'"')[quotes % 2 :: 2])
         quotes += here
 
 

@@ -12,7 +12,7 @@ from neper.server.service import Service
 from neper.server.tokenization_protocol import DetokenizeBody, TokenizeBody
 from neper.types import JsonObject
 
-MAX_TOKENS = 2**17
+MAX_TOKENS = 2**16
 """Most ids that a text may become, where the context has fewer."""
 
 

@@ -1,8 +1,8 @@
 """Long texts are encoded piece by piece, so that whoever waits for the ids can leave, or has enough, in between.
 
 A piece ends between a letter and a space, where a tokenizer is known to begin anew. Of tokenizers where that is not
-known, and of texts without such a place, all is one piece; then its beginnings are encoded first, each four times as
-long as the one before, so that what is far too long is known without encoding all of it.
+known, and of texts without such a place, all is one piece; then its beginnings are encoded first, each twice as long
+as the one before, so that what is far too long is known without encoding all of it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PieceEncoder:
             while 2 * size < len(piece):
                 # The rest can change the last ids, but never half of them.
                 progress(len(ids) + len(self._encode(piece[:size])) // 2)
-                size *= 4
+                size *= 2
             ids.extend(self._encode(piece))
             progress(len(ids))
         return ids
