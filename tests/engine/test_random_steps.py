@@ -20,6 +20,7 @@ from neper.config import EngineConfig
 from neper.engine.core import EngineCore
 from neper.models.source import ModelSource, resolve
 from neper.text import grammar
+from neper.text import matcher as at_work
 from neper.types import LOGPROBS_MODES, FinishReason, LogprobParams, PackedRows, Request, SamplingParams
 from tests.helpers.engine import Result, prompts, wait_for_grammars
 from tests.helpers.exact_decoder import POISON, ExactDecoder
@@ -77,8 +78,9 @@ DRAWS = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.0, 0.05]),
     }
 )
+GRAMMAR = st.fixed_dictionaries({"grammar": st.sampled_from(GRAMMARS)})
 MASKS = st.one_of(
-    st.fixed_dictionaries({"grammar": st.sampled_from(GRAMMARS)}),
+    GRAMMAR,
     st.fixed_dictionaries({"allowed_token_ids": st.lists(ID, min_size=1, max_size=30).map(tuple)}),
     st.fixed_dictionaries({"bad_words": st.lists(ID.map(lambda i: (i,)), min_size=1, max_size=9).map(tuple)}),
     st.fixed_dictionaries(
@@ -122,10 +124,10 @@ class Asked:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> list[Asked]:
+def asked(draw: st.DrawFn, masks: st.SearchStrategy[dict[str, Any]]) -> list[Asked]:
     """Some choices of one prompt."""
     fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": draw(st.integers(1, 20))}
-    fields |= draw(often({}, DRAWS)) | draw(often({}, PENALTIES)) | draw(often({}, MASKS))
+    fields |= draw(often({}, DRAWS)) | draw(often({}, PENALTIES)) | draw(masks)
     fields["logit_bias"] = draw(seldom({}, BIAS))
     fields["stop_token_ids"] = draw(STOPS)
     fields["min_tokens"] = draw(seldom(0, st.integers(1, 4)))
@@ -160,11 +162,16 @@ def asked(draw: st.DrawFn) -> list[Asked]:
     return copies
 
 
-ASKED = (
-    st.integers(1, 6)
-    .flatmap(lambda count: st.lists(asked(), min_size=count, max_size=count))
-    .map(lambda groups: [item for group in groups for item in group])
-)
+def requests(masks: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[list[Asked]]:
+    return (
+        st.integers(1, 6)
+        .flatmap(lambda count: st.lists(asked(masks), min_size=count, max_size=count))
+        .map(lambda groups: [item for group in groups for item in group])
+    )
+
+
+ASKED = requests(often({}, MASKS))
+GUIDED = requests(st.one_of(GRAMMAR, GRAMMAR, MASKS, st.just({})))
 # At least a whole context fits: 10 blocks and the null block.
 ENGINES = st.fixed_dictionaries(
     {
@@ -270,15 +277,18 @@ def data(parts: Iterator[PackedRows | None]) -> bytes:
     return b"".join(part.data for part in parts if part is not None)
 
 
-def hold_to_alone(engines: Engines, items: list[Asked], fields: dict[str, Any]) -> None:
+def hold_to_alone(engines: Engines, items: list[Asked], fields: dict[str, Any], *, slow: bool = False) -> None:
     note(f"engine: {fields}")
     for item in items:
         note(f"request: {item}")
     alone = {id(item.request): engines.alone(item.request) for item in items}
     for overlap in (False, True):
         note(f"overlap: {overlap}")
-        for item, got in engines.together(items, overlap=overlap, **fields):
-            same(item, got, alone[id(item.request)])
+        with pytest.MonkeyPatch.context() as patch:
+            if slow:
+                patch.setattr(at_work, "QUICK_SECONDS", -1.0)
+            for item, got in engines.together(items, overlap=overlap, **fields):
+                same(item, got, alone[id(item.request)])
 
 
 def same(item: Asked, got: Result, want: Result) -> None:
@@ -308,6 +318,14 @@ def test_requests_do_together_what_they_do_alone(engines: Engines, items: list[A
     hold_to_alone(engines, items, fields)
 
 
+@pytest.mark.timeout(900)
+@settings(max_examples=40, derandomize=True, **QUIET)
+@given(items=GUIDED, fields=ENGINES)
+def test_slow_grammars_change_nothing(engines: Engines, items: list[Asked], fields: dict[str, Any]) -> None:
+    """As above, but that every grammar is advanced beside the steps: sequences are parked after each token."""
+    hold_to_alone(engines, items, fields, slow=True)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(7200)
 @settings(max_examples=5000, **QUIET)
@@ -316,3 +334,13 @@ def test_many_requests_do_together_what_they_do_alone(
     engines: Engines, items: list[Asked], fields: dict[str, Any]
 ) -> None:
     hold_to_alone(engines, items, fields)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@settings(max_examples=1000, **QUIET)
+@given(items=GUIDED, fields=ENGINES)
+def test_slow_grammars_change_nothing_of_many_requests(
+    engines: Engines, items: list[Asked], fields: dict[str, Any]
+) -> None:
+    hold_to_alone(engines, items, fields, slow=True)

@@ -98,8 +98,8 @@ def run(
 
 
 def wait_for_grammars(core: EngineCore) -> None:
-    """Have the grammars of all requests ready, so that the same requests begin in the same step every time."""
-    wait(core._grammars._waiting.values())
+    """Have the grammars of all requests compiled, so that the same requests begin in the same step every time."""
+    wait([core._grammars._waiting[seq] for seq in core._grammars.compiling])
 
 
 def assert_same_scores(a: PackedRows, b: PackedRows, *, tolerance: float) -> None:

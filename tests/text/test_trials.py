@@ -19,7 +19,7 @@ import pytest
 from neper.errors import InvalidRequestError, OverloadedError
 from neper.text import matcher as at_work
 from neper.text import trial, trials
-from neper.text.grammar import choice, json_object, json_schema, user_grammar
+from neper.text.grammar import choice, json_object, json_schema, regex, user_grammar
 from neper.text.matcher import Grammars, Matcher, fill_masks
 from neper.text.trial import Outcome, Trial
 from neper.text.trials import MAX_SHORT, Trials
@@ -246,25 +246,61 @@ def masks(matchers: list[Matcher]) -> np.ndarray[Any, Any]:
 
 
 def test_case_112_who_exceeds_the_budget_of_masks_is_ended_alone(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: Grammars, byte_level: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is measured on its own after a step that was long; time that was not its own is not counted."""
-    texts = [json_schema({"enum": [f"{n}"]}).text() for n in range(3)]
-    expected = masks([grammars.matcher(text) for text in texts])
-    matchers = [grammars.matcher(text) for text in texts]
+    """Masks made together are charged to nobody; if they took long, each is measured on its own from then on."""
+    [letter] = [i for i in range(VOCAB_SIZE) if byte_level.ours.token_bytes(i) == b"a"]
+
+    def begun() -> list[Matcher]:
+        matchers = [grammars.matcher(choice([f"ab{n}"]).text()) for n in range(3)]
+        assert all(matcher.accept(letter) for matcher in matchers)
+        return matchers
+
+    matchers, others = begun(), begun()
+    expected = np.concatenate([masks([other]) for other in others])
     monkeypatch.setattr(at_work, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(at_work, "QUICK_SECONDS", 0.0)
     matchers[1]._spare = 0.0
-    together = masks(matchers)
-    assert np.array_equal(together, expected)
+    assert np.array_equal(masks(matchers), expected)
     assert all(matcher.slow for matcher in matchers)
-    alone = masks(matchers)
+    assert all(matcher.error is None for matcher in matchers)
+    for matcher in matchers:
+        matcher.keep_mask()
     assert [matcher.error is None for matcher in matchers] == [True, False, True]
     assert "ms a token" in (matchers[1].error or "")
+    alone = masks(matchers)
     assert not alone[1].any()
     assert np.array_equal(alone[[0, 2]], expected[[0, 2]])
-    monkeypatch.setattr(at_work, "STEP_SECONDS", 100.0)
-    masks(matchers)
-    assert not matchers[0].slow
+
+
+def test_a_grammar_is_slow_until_the_time_that_it_took_has_faded(
+    grammars: Grammars, byte_level: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [letter] = [i for i in range(VOCAB_SIZE) if byte_level.ours.token_bytes(i) == b"a"]
+    matcher = grammars.matcher(regex("a*").text())
+    charge, times = Matcher._charge, iter([0.0, 0.003, 0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(Matcher, "_charge", lambda self, _: charge(self, next(times)))
+    monkeypatch.setattr(at_work, "_FADING", 0.5)
+    slow = []
+    for _ in range(3):
+        assert matcher.accept(letter)
+        matcher.keep_mask()
+        slow.append(matcher.slow)
+    assert slow == [True, True, False]
+
+
+def test_a_grammar_goes_on_beside_others_as_it_does_alone(grammars: Grammars, byte_level: Pair) -> None:
+    text = json_schema({"type": "array", "items": {"type": "integer"}}).text()
+    one, other = grammars.matcher(text), grammars.matcher(text)
+    draw = random.Random(2)
+    for _ in range(20):
+        token_id = draw.choice(one.allowed())
+        assert one.accept(token_id)
+        assert other.advance(token_id)
+        assert np.array_equal(masks([one]), masks([other]))
+    [letter] = [i for i in range(VOCAB_SIZE) if byte_level.ours.token_bytes(i) == b"a"]
+    assert not other.advance(letter)
+    assert other.error is not None
 
 
 def test_compiled_grammars_are_kept_and_begin_anew(grammars: Grammars, byte_level: Pair) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
 
 from neper.config import EngineConfig
 from neper.engine import startup
 from neper.engine.blocks import BlockManager
-from neper.engine.grammars import GrammarCompiler
+from neper.engine.grammars import NOT_ALLOWED, EngineGrammars
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.masks import leaves_nothing
 from neper.engine.readback import StepOutput, StepResult
@@ -22,6 +23,9 @@ from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends
 from neper.types import LOGPROBS_MODES, Fault, FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
+
+if TYPE_CHECKING:
+    from neper.text.matcher import Matcher
 
 logger = logging.getLogger("neper.engine")
 
@@ -55,7 +59,7 @@ class EngineCore:
             vocab_size=source.config.vocab_size,
             max_listed=MAX_LISTED,
         )
-        self._grammars = GrammarCompiler(source.path, source.config.vocab_size)
+        self._grammars = EngineGrammars(source.path, source.config.vocab_size)
         self.capabilities = Capabilities(
             vocab_size=source.config.vocab_size,
             max_model_len=self.settings.max_model_len,
@@ -71,6 +75,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self._ready: list[TokenChunk] = []
         self._launched: StepOutput | None = None
+        self._idle = True
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = self._steps = 0
 
     @property
@@ -84,6 +89,7 @@ class EngineCore:
         if problem is not None:
             self._ready.append(_failure(request.request_id, problem))
             return
+        self._idle = False
         seq = Sequence(request, self.settings.max_model_len)
         self._prompt_tokens += seq.num_prompt_tokens
         if seq.max_tokens == 0 and not seq.scores_left:
@@ -112,6 +118,7 @@ class EngineCore:
         launched = self._launch()
         if self.settings.overlap:
             launched, self._launched = self._launched, launched
+        self._idle = launched is None and self._launched is None
         chunks = self._finish(self.runner.readback.read(launched)) if launched is not None else []
         # Taken only now: a step that raises leaves them to `fail_all`.
         ready, self._ready = self._ready, []
@@ -134,11 +141,15 @@ class EngineCore:
         return self.runner.finish(begun)
 
     def _take_grammars(self) -> None:
-        """Queue the sequences whose grammar is compiled, and end those whose grammar cannot be."""
-        for seq, problem in self._grammars.take(wait=not self.scheduler.has_work and not self._ready):
-            if problem is None:
+        """Queue the sequences whose grammar is compiled, let parked ones go on, and end those whose grammar cannot."""
+        for seq, problem in self._grammars.take(wait=self._idle and not self._ready):
+            parked, seq.parked = seq.parked, False
+            if problem is None and not parked:
                 self.scheduler.add(seq)
-            else:
+            elif problem is not None and parked:
+                self._end(seq)
+                self._ready.append(_failure(seq.request.request_id, problem))
+            elif problem is not None:
                 del self._sequences[seq.request.request_id]
                 self._ready.append(_failure(seq.request.request_id, problem, Fault.REQUEST))
 
@@ -243,9 +254,9 @@ class EngineCore:
                 self.scheduler.blocks.commit(seq, scheduled.end)
             reason = seq.append(int(tokens.token_ids[0]))
             self._generated_tokens += 1
-            if seq.matcher is not None and reason is None and not seq.matcher.accept(seq.token_ids[-1]):
+            if seq.matcher is not None and reason is None and not self._follow(seq, seq.matcher):
                 self._end(seq)
-                return _failure(request_id, "a token was sampled that the grammar does not allow")
+                return _failure(request_id, NOT_ALLOWED)
         elif seq.max_tokens == 0 and scheduled.score_end == seq.num_prompt_tokens:
             reason = FinishReason.LENGTH
         if tokens is None and prompt is None and reason is None:
@@ -261,6 +272,13 @@ class EngineCore:
             num_cached_tokens=seq.num_cached_tokens,
             queue_seconds=seq.queue_seconds,
         )
+
+    def _follow(self, seq: Sequence, matcher: Matcher) -> bool:
+        """Have a grammar go on by the token that was just read; False where it does not fit."""
+        if not matcher.slow:
+            return matcher.accept(seq.token_ids[-1])
+        self._grammars.advance(seq, seq.token_ids[-1])
+        return True
 
     def _own_problem(self, scheduled: ScheduledChunk) -> str | None:
         """The fault in the request itself that left a row without a token; None where its fields leave one."""

@@ -80,7 +80,8 @@ class Scheduler:
 
     A plan counts as computed from then on, so that the next one can be made before this one's results are read: where
     a step samples, its token is pending until then. A sequence is admitted only while it has none: it is planned for
-    again no sooner than a step after it was preempted.
+    again no sooner than a step after it was preempted. One that waits for a mask sits out: it keeps its slot and
+    blocks, unless it is preempted, and nobody waits for it.
 
     Args:
         max_num_seqs: most sequences that run. max_num_batched_tokens: most tokens of a step.
@@ -141,7 +142,7 @@ class Scheduler:
         by_need = sorted(self.running, key=lambda seq: seq.num_uncomputed_tokens > 1)  # stable
         preempted = False
         for seq in by_need:
-            if seq.slot < 0:  # preempted for an earlier one just now
+            if seq.slot < 0 or seq.waits_for_mask:  # the first: preempted for an earlier one just now
                 continue
             length = min(seq.num_uncomputed_tokens, budget, self._longest(seq, lists))
             if length == 0:
@@ -166,13 +167,16 @@ class Scheduler:
     def _admit(self, lengths: dict[Sequence, int], budget: int, lists: _Budget) -> None:
         """Start waiting sequences, in order, while the step has tokens and the cache has room for all of each."""
         while self.num_waiting and budget > 0 and self._free_slots:
-            seq = self._preempted[0] if self._preempted else self._queue.peek()
+            preempted = next((seq for seq in self._preempted if not seq.waits_for_mask), None)
+            if preempted is None and not len(self._queue):
+                break
+            seq = preempted or self._queue.peek()
             self.blocks.reuse_prefix(seq)
             if not self.blocks.can_grow(seq, seq.num_tokens):
                 self.blocks.release(seq)
                 break
-            if self._preempted:
-                self._preempted.popleft()
+            if preempted is not None:
+                self._preempted.remove(preempted)
             else:
                 self._queue.take()
             self.running.append(seq)

@@ -42,6 +42,7 @@ class Sequence:
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
         queue_seconds: from its arrival until it was first admitted.
         matcher: of its grammar, up to the last token that was read; None where it has none.
+        parked: its grammar goes on by that token beside the steps, and nothing else may look at its matcher meanwhile.
         static_mask: the part of its mask that never changes, once that was made.
         wants: what its rows ask for, once that was found: while it must not end yet, and from then on.
     """
@@ -62,6 +63,7 @@ class Sequence:
         self.arrived = time.monotonic()
         self.queue_seconds = 0.0
         self.matcher: Matcher | None = None
+        self.parked = False
         self.static_mask: npt.NDArray[np.int32] | None = None
         self.wants: dict[bool, Want] = {}
         room = max_model_len - self.num_prompt_tokens
@@ -84,6 +86,11 @@ class Sequence:
         if self.num_tokens - self.num_prompt_tokens >= self.max_tokens > 0:
             return 0
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """It sits out the next step: what may be sampled is not found yet, and too long to find in the step."""
+        return self.parked or (self.num_pending > 0 and self.matcher is not None and self.matcher.slow)
 
     @property
     def scores_left(self) -> bool:
