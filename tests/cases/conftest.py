@@ -17,7 +17,7 @@ import uvicorn
 from transformers import AddedToken, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from neper.config import EngineConfig, ServerConfig
-from neper.engine.client import EngineClient
+from neper.engine.remote.client import EngineClient
 from neper.models.source import ModelSource, resolve
 from neper.server.app import create_app
 from neper.server.service import Service

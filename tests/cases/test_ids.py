@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from neper.engine import client as engine_client
-from neper.engine.messages import Step
+from neper.engine.remote import client as engine_client
+from neper.engine.remote.messages import Step
 from neper.types import LOGPROBS_MODES
 from tests.cases.conftest import CHAT, COMPLETIONS, RealServer
 from tests.helpers.invariants import Json, check_reply

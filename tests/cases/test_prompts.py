@@ -143,7 +143,7 @@ def test_case_31_memory_does_not_grow_with_the_prompt(
     """Of 8,192 x 152k logits what exists at a time is a tile of 256 MiB; here of 400 x 384, one of 32 rows."""
     tile = 32 * VOCAB_SIZE * 4
     small = partial(linear_logprobs, max_logits_bytes=tile)
-    monkeypatch.setattr("neper.engine.reference_sampler.linear_logprobs", small)
+    monkeypatch.setattr("neper.engine.step.reference_sampler.linear_logprobs", small)
     core = make_core(tiny_dir("llama"))
     peaks = []
     for length in (100, 400):

@@ -16,8 +16,8 @@ import neper
 from neper.cli import app
 from neper.config import EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import StartupError
-from neper.server.chat_protocol import ChatBody
-from neper.server.protocol import CompletionBody
+from neper.server.bodies.chat import ChatBody
+from neper.server.bodies.completion import CompletionBody
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -49,7 +49,7 @@ def test_case_99_a_flag_is_checked_before_a_model_is_looked_for(flag: str, value
 def test_case_99_more_connections_than_files_are_told_before_a_model_is_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("neper.server.connections._free_files", lambda: 100)
+    monkeypatch.setattr("neper.server.transport.connections._free_files", lambda: 100)
     result = CliRunner().invoke(app, ["serve", "/no/such/model", "--max-connections", "101", "--port", "0"])
     assert result.stderr.startswith("neper: error: the limit of open files leaves 100 for connections"), result.stderr
 

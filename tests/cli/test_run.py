@@ -17,8 +17,8 @@ import pytest
 from neper.config import EngineConfig, LineEngineConfig, ServerConfig
 from neper.errors import ModelLoadError, StartupError
 from neper.server import run
-from neper.server.listener import base_url, bind, is_loopback
 from neper.server.run import ready_message, serve
+from neper.server.transport.listener import base_url, bind, is_loopback
 from tests.cli.serving import ServerProcess
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import neper.server.run  # noqa: F401  (imports are not what is timed)
 from neper.cli import app
-from neper.engine.client import EngineClient
+from neper.engine.remote.client import EngineClient
 from neper.errors import ModelLoadError
 from neper.models.decoder import Decoder
 from neper.models.registry import load

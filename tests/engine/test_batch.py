@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from neper.engine.batch import BatchBuilder, BatchInputs, row_buckets
-from neper.engine.inputs import InputBuffers, Layout
-from neper.engine.scheduler import ScheduledChunk, StepPlan
-from neper.engine.sequence import Sequence
+from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.plan.sequence import Sequence
+from neper.engine.step.batch import BatchBuilder, BatchInputs, row_buckets
+from neper.engine.step.inputs import InputBuffers, Layout
 from neper.ops import noise_keys
 from neper.types import LogprobParams, Request, SamplingParams
 

@@ -21,10 +21,10 @@ from transformers import LlamaForCausalLM
 
 from neper.config import EngineConfig, WatchConfig
 from neper.engine import memory
-from neper.engine.client import EngineClient, _Connection
-from neper.engine.heartbeat import Heartbeat, Pulse
 from neper.engine.interface import Engine
-from neper.engine.messages import Beat, decode_from_engine
+from neper.engine.remote.client import EngineClient, _Connection
+from neper.engine.remote.heartbeat import Heartbeat, Pulse
+from neper.engine.remote.messages import Beat, decode_from_engine
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import resolve
 from neper.types import FinishReason, Request, SamplingParams, TokenChunk
@@ -311,7 +311,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(directory: Path) -> None:
 def test_it_starts_again_after_a_start_that_could_not_even_begin(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 0.05)
+    monkeypatch.setattr("neper.engine.remote.supervisor._FIRST_BACKOFF", 0.05)
     open_connection, opened = _Connection.open, 0
 
     async def fail_once(connection: _Connection) -> None:
@@ -333,7 +333,7 @@ def test_it_starts_again_after_a_start_that_could_not_even_begin(
 def test_it_can_be_closed_while_it_waits_to_start_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 60.0)
+    monkeypatch.setattr("neper.engine.remote.supervisor._FIRST_BACKOFF", 60.0)
 
     async def test() -> None:
         async with engine(directory) as client:
@@ -364,7 +364,7 @@ def test_the_engine_ends_when_its_parent_is_killed(directory: Path, ready: bool)
     script = f"""
 import asyncio
 from neper.config import EngineConfig
-from neper.engine.client import EngineClient, _Connection
+from neper.engine.remote.client import EngineClient, _Connection
 from neper.models.source import resolve
 
 async def main():

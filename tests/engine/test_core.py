@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from neper.engine.core import EngineCore
-from neper.engine.sequence import Sequence
+from neper.engine.plan.sequence import Sequence
 from neper.types import FinishReason, SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from neper.engine import core as core_module
-from neper.engine.readback import StepOutput
-from neper.engine.runner import BegunStep
-from neper.engine.sequence import Sequence
+from neper.engine.plan.sequence import Sequence
+from neper.engine.step.readback import StepOutput
+from neper.engine.step.runner import BegunStep
 from neper.text import grammar
 from neper.types import FinishReason, SamplingParams
 from tests.helpers.engine import Result, assert_same_scores, make_core, prompts, request, run

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from neper.engine import openmp
+from neper.engine.remote import openmp
 
 
 def displayed(environment: dict[str, str]) -> str:

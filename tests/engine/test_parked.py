@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from neper.engine.core import EngineCore
-from neper.engine.grammars import EngineGrammars
-from neper.engine.sequence import Sequence
+from neper.engine.plan.grammars import EngineGrammars
+from neper.engine.plan.sequence import Sequence
 from neper.text import grammar
 from neper.text.matcher import Matcher
 from neper.types import Fault, FinishReason, Request, SamplingParams

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neper.engine.blocks import BlockManager
-from neper.engine.scheduler import Scheduler, StepPlan
-from neper.engine.sequence import Sequence
+from neper.engine.plan.blocks import BlockManager
+from neper.engine.plan.scheduler import Scheduler, StepPlan
+from neper.engine.plan.sequence import Sequence
 from neper.types import FinishReason, LogprobParams, Request, SamplingParams
 
 MAX_MODEL_LEN = 40

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from neper.engine.client import _socket_directory
+from neper.engine.remote.client import _socket_directory
 from neper.errors import StartupError
 from neper.scratch import ScratchDirectory
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from neper.config import EngineConfig
-from neper.engine import cache_size, memory, settings
+from neper.engine import memory, settings
 from neper.engine.settings import EngineSettings, choose_scoring
-from neper.engine.startup import build
+from neper.engine.start import cache_size
+from neper.engine.start.startup import build
 from neper.errors import StartupError
 from neper.models.shapes import SHAPES
 from neper.models.source import resolve

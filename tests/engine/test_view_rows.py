@@ -264,7 +264,7 @@ def test_a_long_prompts_whole_vocabulary_is_scored_in_small_chunks(
     items = [ask(f"{i}", text, {"max_tokens": 2}, {"top_k": -1, "prompt_top_k": -1}) for i, text in enumerate(texts)]
     whole = run(make_core(llama, max_logprobs=-1), items)
     monkeypatch.setattr("neper.engine.core.MAX_LISTED", 5 * V)
-    monkeypatch.setattr("neper.engine.view_rows.MAX_LISTED", 2 * V)
+    monkeypatch.setattr("neper.engine.step.view_rows.MAX_LISTED", 2 * V)
     cut = run(make_core(llama, max_logprobs=-1), items)
     for name, result in cut.items():
         largest = max(len(chunk.prompt) for chunk in result.chunks if chunk.prompt)

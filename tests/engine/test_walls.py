@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from neper.engine.readback import StepOutput, StepResult
+from neper.engine.step.readback import StepOutput, StepResult
 from neper.types import SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neper.ops.attention import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch, attend
+from neper.ops.attention.reference import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch, attend
 
 EPS = 1e-6
 

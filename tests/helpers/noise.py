@@ -1,4 +1,4 @@
-"""Seeds that give a wanted noise: the hash of `neper.ops.sampling` written out once more, and run backwards.
+"""Seeds that give a wanted noise: the hash of `neper.ops.sampling.reference` written out once more, and run backwards.
 
 For each position and id the map from a seed's 64 bits to the hash's 64 bits is one to one. So the chance of a draw is a
 share of the hash's values, and rare draws can be looked at where they are instead of being waited for.

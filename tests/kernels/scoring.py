@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops import backends, reference
+from neper.ops import backends
 from neper.ops.backends import Backend
-from neper.ops.logprobs import token_logprobs
-from neper.ops.results import TokenLogprobs
-from neper.ops.token_sets import TokenSets
+from neper.ops.logprobs import reference
+from neper.ops.logprobs.results import TokenLogprobs
+from neper.ops.logprobs.token_sets import TokenSets
+from neper.ops.token_logprobs import token_logprobs
 from tests.helpers.oracle import assert_right, expected
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -101,7 +102,7 @@ def _plain(value: Any) -> Any:
 
 
 def _call(logits: Tensor, token_ids: Tensor | None, top_k: int, options: dict[str, Any]) -> tuple[TokenLogprobs, str]:
-    from neper.ops import logprobs_triton
+    from neper.ops.logprobs import launch as logprobs_triton
 
     with (
         mock.patch.object(logprobs_triton, "token_logprobs", wraps=logprobs_triton.token_logprobs) as fast,

@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from neper.ops import attention, backends
-from neper.ops.attention import AttentionScratch
+from neper.ops import backends
+from neper.ops.attention import reference as attention
+from neper.ops.attention.reference import AttentionScratch
 from neper.ops.backends import Backend
 from tests.helpers.attention import Case, Step, attention_inputs
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, some
@@ -202,8 +203,8 @@ def test_longer_chunks_need_tiles() -> None:
 
 
 def test_variants_launch_each_kernel() -> None:
-    from neper.ops import attention_triton
-    from neper.ops.triton_launch import compile_all
+    from neper.ops.attention import launch as attention_triton
+    from neper.ops.launch import compile_all
 
     device = torch.device(DEVICE)
     names = ("decode_kernel", "write_kernel", "prefill_kernel")
@@ -253,9 +254,9 @@ def test_captured_graph_is_valid_for_other_contexts() -> None:
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="only compiled kernels have variants")
 def test_serving_compiles_nothing_after_warm_up() -> None:
-    from neper.ops.attention_kernels import decode_kernel, prefill_kernel, write_kernel
-    from neper.ops.attention_triton import variants
-    from neper.ops.triton_launch import compile_all
+    from neper.ops.attention.kernels import decode_kernel, prefill_kernel, write_kernel
+    from neper.ops.attention.launch import variants
+    from neper.ops.launch import compile_all
 
     kernels = (decode_kernel, write_kernel, prefill_kernel)
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from neper.ops.linear_logprobs import linear_logprobs
-from neper.ops.logprobs import warm_up
-from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.token_sets import TokenSets
+from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.token_sets import TokenSets
+from neper.ops.token_logprobs import warm_up
 from tests.helpers.oracle import assert_values_right
 from tests.kernels.scoring import DEVICE, DTYPES, assert_agree, assert_same_bits, by_reference, check, kernels, randint
 
@@ -310,7 +310,8 @@ def test_after_warm_up_serving_compiles_nothing(vocab: int) -> None:
 
 def variants() -> list[int]:
     """How often each kernel has been compiled in this process."""
-    from neper.ops import logprobs_kernels, sets_triton
+    from neper.ops.logprobs import kernels as logprobs_kernels
+    from neper.ops.logprobs import sets_launch as sets_triton
 
     all_kernels = (
         logprobs_kernels.read_kernel,

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops import backends, reference
-from neper.ops.results import LogprobBuffers, TokenLogprobs
+from neper.ops import backends
+from neper.ops.logprobs import reference
+from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
 from tests.helpers.oracle import assert_right, expected
 from tests.kernels.scoring import (
     DEVICE,
@@ -120,13 +121,13 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_without_triton(without_triton: None) -> None:
-    from neper.ops.logprobs import token_logprobs
+    from neper.ops.token_logprobs import token_logprobs
 
     chosen = backends.scoring("cuda")
     assert chosen.name == "reference"
     assert "Triton is not installed" in chosen.why
     with pytest.raises(ImportError):
-        from neper.ops import logprobs_triton  # noqa: F401  # else the test could not fail
+        from neper.ops.logprobs import launch as logprobs_triton  # noqa: F401  # else the test could not fail
     logits, ids = randn(3, 700, seed=14), randint(700, 3, seed=15)
     out = LogprobBuffers.allocate(3, 700, 5, DEVICE)
     assert out.scratch.numel() == 0

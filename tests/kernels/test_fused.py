@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops import fused_triton
-from neper.ops.triton_launch import compile_all
+from neper.ops.fused import launch as fused_triton
+from neper.ops.launch import compile_all
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, randint, randn, some
 
 SIZES = [8, 200, 1024, 2560]

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neper.ops import linear_triton
-from neper.ops.fused_triton import silu_mul
-from neper.ops.linear_triton import Config, Dot, Gemv, allocate_scratch, skinny_gate_up, skinny_linear, supports
+from neper.ops.fused.launch import silu_mul
+from neper.ops.linear import launch as linear_triton
+from neper.ops.linear.launch import Config, Dot, Gemv, allocate_scratch, skinny_gate_up, skinny_linear, supports
 from tests.kernels.scoring import DEVICE, INTERPRETED, randn, some
 
 # Small enough for the interpreter: several programs, steps and parts of ragged sizes.
@@ -218,7 +218,7 @@ def test_every_candidate_at_real_sizes(m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("m", [1, 16])
 def test_replayed_in_a_chain(m: int) -> None:
     """Kernels that start before the one ahead has ended still see all that it wrote."""
-    from neper.ops import fused
+    from neper.ops.fused import reference as fused
 
     weights = [randn(2560, 2560, seed=s, scale=2560**-0.5, dtype=torch.bfloat16) for s in range(4)]
     norm = torch.ones(2560, dtype=torch.bfloat16, device=DEVICE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops.sampling import gumbel, noise_keys, uniform_of_bits
+from neper.ops.sampling.reference import gumbel, noise_keys, uniform_of_bits
 from tests.helpers.noise import ALL, Bits, bits_of, gumbel_of, hashed, roundings, seeds_for, words_of
 from tests.kernels.scoring import DEVICE, INTERPRETED
 from tests.kernels.test_sampling import Row, chosen
@@ -19,7 +19,7 @@ if INTERPRETED or DEVICE == "cuda":
     import triton
     import triton.language as tl
 
-    from neper.ops.sampling_common import log_of_bits, noisy_of
+    from neper.ops.sampling.common import log_of_bits, noisy_of
 
     @triton.jit
     def _logs(high, low, out, N: tl.constexpr):

@@ -1,4 +1,4 @@
-"""Packing by kernels: the words of `neper.ops.packing` at ragged places, and the table of last tokens."""
+"""Packing by kernels: the words of `neper.ops.packing.reference` at ragged places, and the table of last tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from neper.ops.logprobs.results import TokenLogprobs
 from neper.ops.order import greedy_tokens
-from neper.ops.packing import pack_scores, pack_tokens
-from neper.ops.results import TokenLogprobs
+from neper.ops.packing.reference import pack_scores, pack_tokens
 from tests.kernels.scoring import DEVICE, DTYPES, randn, some
 
 POISON = -123456789
@@ -55,8 +55,8 @@ def expect(places: Places, rows: list[Tensor], words: Tensor, last_tokens: Tenso
 
 
 def best_packed(logits: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-    from neper.ops.packing_triton import PackRows, pack_best
-    from neper.ops.sampling_triton import best, scratch_words
+    from neper.ops.packing.launch import PackRows, pack_best
+    from neper.ops.sampling.launch import best, scratch_words
 
     size = scratch_words(*logits.shape)
     scratch = poisoned(size + 64)
@@ -130,7 +130,7 @@ def scores_of(count: int, width: int, seed: int) -> TokenLogprobs:
 
 
 def chosen_packed(places: Places, ids: Tensor, valid: Tensor, scores: TokenLogprobs | None) -> tuple[Tensor, Tensor]:
-    from neper.ops.packing_triton import PackRows, pack_chosen
+    from neper.ops.packing.launch import PackRows, pack_chosen
 
     words, last_tokens = poisoned(places.size), poisoned(SLOTS)
     rows = PackRows(ints(places.offsets), ints(places.listed), ints(places.slots))
@@ -175,8 +175,8 @@ def test_padding_alone_and_no_rows() -> None:
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_what_is_kept_for_scores(chosen: bool) -> None:
-    from neper.ops.packing_triton import PackRows, keep
-    from neper.ops.sampling_triton import best, scratch_words
+    from neper.ops.packing.launch import PackRows, keep
+    from neper.ops.sampling.launch import best, scratch_words
 
     places = Places.of([5, -1, 0], padding=2)
     rows = PackRows(ints(places.offsets), ints(places.listed), ints(places.slots))
@@ -200,8 +200,8 @@ def test_what_is_kept_for_scores(chosen: bool) -> None:
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="of compiled kernels alone; the interpreter shows nothing here")
 def test_after_warm_up_nothing_is_compiled() -> None:
-    from neper.ops import packing_triton
-    from neper.ops.triton_launch import compile_all
+    from neper.ops.launch import compile_all
+    from neper.ops.packing import launch as packing_triton
 
     def variants() -> int:
         kernels = packing_triton.pack_best_kernel, packing_triton.keep_kernel, packing_triton.pack_chosen_kernel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
 from tests.kernels.scoring import DEVICE, assert_same_bits, by_reference, check, kernels, randint, randn, some
 
 VOCAB = 1500
@@ -219,7 +219,7 @@ def first(scores: TokenLogprobs, k: int) -> list[Tensor]:
 
 
 def test_more_rows_than_one_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neper.ops import logprobs_triton
+    from neper.ops.logprobs import launch as logprobs_triton
 
     logits = randn(5, VOCAB, seed=22)
     ids = on_device([4, -1, 6, 7, 8])

@@ -1,4 +1,4 @@
-"""Choosing tokens by kernels: what `neper.ops.sampling` defines, but for decisions that float32 cannot tell apart."""
+"""Choosing tokens by kernels: as `ops.sampling.reference` does, but for decisions that float32 cannot tell apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops.sampling import DrawInputs, noise_keys, sample
+from neper.ops.sampling.reference import DrawInputs, noise_keys, sample
 from tests.helpers.filters import kept
 from tests.helpers.noise import bits_of, gumbel_of, hashed, seeds_for
 from tests.kernels.scoring import DEVICE, DTYPES, randn, some
@@ -49,7 +49,7 @@ def ints(values: list[int] | list[tuple[int, int]]) -> Tensor:
 
 def chosen(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
     """What the kernels choose, in poisoned memory of which they keep to their part."""
-    from neper.ops.sampling_triton import DrawRows, choose, scratch_words
+    from neper.ops.sampling.launch import DrawRows, choose, scratch_words
 
     words = scratch_words(*logits.shape)
     scratch = torch.full((words + 64,), -123456789, dtype=torch.int32, device=DEVICE)
@@ -349,7 +349,7 @@ def test_no_rows() -> None:
 @compiled
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_captured_replayed_and_without_allocations() -> None:
-    from neper.ops.sampling_triton import DrawRows, choose, scratch_words
+    from neper.ops.sampling.launch import DrawRows, choose, scratch_words
 
     count = 24
     rows = some_rows(count, VOCAB, seed=8)
@@ -391,9 +391,9 @@ def test_captured_replayed_and_without_allocations() -> None:
 @compiled
 @pytest.mark.parametrize("vocab", [151936, 50257])
 def test_after_warm_up_nothing_is_compiled(vocab: int) -> None:
-    from neper.ops import sampling_kernels
-    from neper.ops.sampling_triton import variants
-    from neper.ops.triton_launch import compile_all
+    from neper.ops.launch import compile_all
+    from neper.ops.sampling import kernels as sampling_kernels
+    from neper.ops.sampling.launch import variants
 
     def count() -> int:
         kernels = (

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from neper.ops.token_sets import TokenSets
+from neper.ops.logprobs.token_sets import TokenSets
 from tests.kernels.scoring import DEVICE, assert_same_bits, check, kernels, randint, randn, some
 
 VOCAB = 5007

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neper.ops import attention
-from neper.ops.attention import AttentionGroup
+from neper.ops.attention import reference as attention
+from neper.ops.attention.reference import AttentionGroup
 from tests.helpers.attention import Case, Step
 
 SHAPES = [(4, 2, 16), (9, 3, 64), (3, 1, 20), (2, 2, 8)]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from neper.ops import DrawInputs, Masks, Penalties, noise_keys, sample
-from neper.ops.logprobs import token_logprobs
-from neper.ops.sampling import edit_logits, processed_logits
+from neper.ops.sampling.reference import edit_logits, processed_logits
+from neper.ops.token_logprobs import token_logprobs
 from tests.helpers.filters import kept, logprobs
 from tests.helpers.oracle import error_bound
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neper.ops import fused
+from neper.ops.fused import reference as fused
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

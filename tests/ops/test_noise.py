@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neper.ops import DrawInputs, noise_keys, sample
-from neper.ops.sampling import gumbel, gumbel_of_bits
+from neper.ops.sampling.reference import gumbel, gumbel_of_bits
 from tests.helpers.noise import ALL, Bits, bits_of, gumbel_of, hashed, roundings, seeds_for, words_of
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs import token_logprobs
-from neper.ops.partials import (
+from neper.ops.logprobs.partials import (
     PartialLogprobs,
     finish_partials,
     merge_partials,
     partial_logprobs,
     target_logits,
 )
-from neper.ops.results import TokenLogprobs
+from neper.ops.logprobs.results import TokenLogprobs
+from neper.ops.token_logprobs import token_logprobs
 
 VOCAB = 3001
 CUTS = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from neper.ops import Bias, DrawInputs, Penalties, noise_keys, sample
-from neper.ops.logprobs import token_logprobs
-from neper.ops.sampling import edit_logits, gumbel, processed_logits
+from neper.ops.sampling.reference import edit_logits, gumbel, processed_logits
+from neper.ops.token_logprobs import token_logprobs
 
 
 def draws(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from neper.errors import InvalidRequestError
-from neper.ops.token_sets import LISTED_WHOLE, TokenSets
+from neper.ops.logprobs.token_sets import LISTED_WHOLE, TokenSets
 
 SETS = [[5, 3, 5], [], [9], list(range(LISTED_WHOLE, -1, -1)), []]
 

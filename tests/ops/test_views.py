@@ -9,8 +9,8 @@ import torch
 
 from neper.errors import InvalidRequestError
 from neper.ops import Bias, DrawInputs, noise_keys, sample
-from neper.ops.logprobs import token_logprobs
-from neper.ops.sampling import edit_logits, processed_logits
+from neper.ops.sampling.reference import edit_logits, processed_logits
+from neper.ops.token_logprobs import token_logprobs
 from neper.ops.views import view_logprobs
 
 

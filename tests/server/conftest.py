@@ -23,8 +23,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from neper.config import ServerConfig
 from neper.engine.interface import Capabilities
 from neper.server.app import create_app
-from neper.server.connection import protocol
 from neper.server.service import Service
+from neper.server.transport.connection import protocol
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.helpers.scripted_engine import ALL_SAMPLING_FIELDS, ScriptedEngine

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from neper.config import ServerConfig
 from neper.errors import InvalidRequestError, RequestTooLargeError
-from neper.server import strict
-from neper.server.chat_protocol import ChatBody
-from neper.server.protocol import CompletionBody
-from neper.server.responses_protocol import ResponsesBody
-from neper.server.sse import Reply
-from neper.server.strict import MAX_COST, MAX_DEPTH, MAX_STRINGS, decode_body
+from neper.server.bodies import strict
+from neper.server.bodies.chat import ChatBody
+from neper.server.bodies.completion import CompletionBody
+from neper.server.bodies.responses import ResponsesBody
+from neper.server.bodies.strict import MAX_COST, MAX_DEPTH, MAX_STRINGS, decode_body
+from neper.server.replies.sse import Reply
 from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.server.conftest import TAGS, Client, byte_level_tokenizer, running
 from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check

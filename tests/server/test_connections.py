@@ -16,9 +16,9 @@ import pytest
 
 from neper.config import ServerConfig
 from neper.errors import StartupError
-from neper.server import connections
-from neper.server.connection import Connection
-from neper.server.connections import Connections, choose_limits, client_of
+from neper.server.transport import connections
+from neper.server.transport.connection import Connection
+from neper.server.transport.connections import Connections, choose_limits, client_of
 from neper.text.tokenizer import Tokenizer
 from tests.server.conftest import Client, running, until
 from tests.server.test_errors import CHAT, COMPLETIONS

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neper.server.entries import Entries, LegacyArrays
-from neper.server.score_texts import read_scores
+from neper.server.entries.entries import Entries, LegacyArrays
+from neper.server.entries.score_texts import read_scores
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
 from neper.types import PackedRows

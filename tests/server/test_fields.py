@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neper.server.other_names import OTHER_NAMES
+from neper.server.bodies.other_names import OTHER_NAMES
 from tests.server.conftest import Client
 from tests.server.test_errors import CHAT, COMPLETIONS, MESSAGES, check
 from tests.server.test_failures import body

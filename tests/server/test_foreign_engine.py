@@ -16,8 +16,8 @@ from neper.config import ServerConfig
 from neper.engine.interface import Capabilities
 from neper.errors import StartupError
 from neper.seeds import choice_seed
-from neper.server import reply_schemas
 from neper.server.app import create_app
+from neper.server.replies import schemas as reply_schemas
 from neper.server.service import Service
 from neper.text.json_form import JsonForm
 from neper.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ import pytest
 
 from neper.config import ServerConfig
 from neper.errors import StartupError
-from neper.server.hosts import AllowedHosts
 from neper.server.run import allowed_hosts
+from neper.server.transport.hosts import AllowedHosts
 from neper.text.tokenizer import Tokenizer
 from tests.server.conftest import Client, running
 from tests.server.test_errors import check

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from neper.config import ServerConfig
-from neper.server import asgi, choices_reply, sse
-from neper.server.entries import Entries
+from neper.server.entries.entries import Entries
+from neper.server.replies import choices as choices_reply
+from neper.server.replies import sse
+from neper.server.transport import asgi
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.invariants import fold
 from tests.server.conftest import Client, running

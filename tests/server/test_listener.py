@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from neper.errors import StartupError
-from neper.server.listener import bind, listen
 from neper.server.run import _stop_signals
+from neper.server.transport.listener import bind, listen
 
 
 @pytest.mark.parametrize("other", ["127.0.0.1", "0.0.0.0"])

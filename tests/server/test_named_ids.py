@@ -11,7 +11,7 @@ import pytest
 from tokenizers import normalizers
 
 from neper.config import ServerConfig
-from neper.server.sampling_fields import distinct_ids
+from neper.server.requests.sampling_fields import distinct_ids
 from neper.types import SamplingParams
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, VOCAB_SIZE, Client, byte_level_tokenizer, running

@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 import neper
 from neper.config import ServerConfig
-from neper.server.chat_protocol import ChatBody
+from neper.server.bodies.chat import ChatBody
+from neper.server.bodies.completion import CompletionBody
+from neper.server.bodies.responses import ResponsesBody
 from neper.server.openapi import OPERATIONS, ApiDocument
-from neper.server.protocol import CompletionBody
-from neper.server.responses_protocol import ResponsesBody
 from neper.text.tokenizer import Tokenizer
 from tests.helpers.api_schema import ApiSchema, api_schema
 from tests.server.conftest import MODEL, Client, running

@@ -10,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from neper.server.bodies.response_items import InputMessage
 from neper.server.kept_items import KeptItems
-from neper.server.responses_items import InputMessage
 from tests.helpers.chat_replies import joined
 from tests.server.conftest import MODEL, Client
 from tests.server.test_errors import check

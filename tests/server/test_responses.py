@@ -14,7 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from neper.config import ServerConfig
-from neper.server import reply_schemas
+from neper.server.replies import schemas as reply_schemas
 from neper.types import LOGPROBS_MODES
 from tests.helpers.chat_replies import joined
 from tests.server.conftest import CHAT_TEMPLATE, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running, until

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neper.server.score_texts import ScoreBatch, listed_ids, read_scores
+from neper.server.entries.score_texts import ScoreBatch, listed_ids, read_scores
 from neper.types import PackedRows
 
 FLOATS = st.floats(width=32, max_value=0.0, allow_nan=False)

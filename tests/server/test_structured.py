@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from neper.errors import InvalidRequestError, UnsupportedError
-from neper.server.strict import RequestBody, decode_body
-from neper.server.structured import ResponseFormat, StructuredOutputs, constraint_of
+from neper.server.bodies.strict import RequestBody, decode_body
+from neper.server.bodies.structured import ResponseFormat, StructuredOutputs, constraint_of
 from neper.text.grammar import Constraint
 from neper.text.matcher import Grammars
 from neper.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from tests.wire.driven import Clock
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neper.engine.supervisor._FIRST_BACKOFF", 0.02)
+    monkeypatch.setattr("neper.engine.remote.supervisor._FIRST_BACKOFF", 0.02)
     monkeypatch.setattr("neper.wire.child._EXIT_SECONDS", 0.2)
 
 

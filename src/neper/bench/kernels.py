@@ -28,7 +28,7 @@ from neper.bench.kernel_report import BASELINES, NEPER, row_words, series_name
 from neper.bench.report import Report, Series
 from neper.errors import NeperError, StartupError
 from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, backends, token_logprobs
-from neper.ops.packing import pack_scores
+from neper.ops.packing.reference import pack_scores
 from neper.progress import ProgressLine
 
 Reduction = Callable[[Tensor, Tensor, int], Any]

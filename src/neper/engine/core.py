@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from neper.config import EngineConfig
-from neper.engine import startup
-from neper.engine.blocks import BlockManager
-from neper.engine.grammars import NOT_ALLOWED, EngineGrammars
 from neper.engine.interface import Capabilities, EngineStats
-from neper.engine.masks import leaves_nothing
-from neper.engine.readback import StepOutput, StepResult
-from neper.engine.scheduler import ScheduledChunk, Scheduler
-from neper.engine.sequence import Sequence
+from neper.engine.plan.blocks import BlockManager
+from neper.engine.plan.grammars import NOT_ALLOWED, EngineGrammars
+from neper.engine.plan.scheduler import ScheduledChunk, Scheduler
+from neper.engine.plan.sequence import Sequence
 from neper.engine.settings import MAX_LISTED
+from neper.engine.start import startup
+from neper.engine.step.masks import leaves_nothing
+from neper.engine.step.readback import StepOutput, StepResult
 from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends

@@ -9,10 +9,10 @@ from neper.models.kv_cache import KVCache
 from neper.models.layers import MLP, Attention, Linear, RMSNorm, rotary_table
 from neper.models.model_config import ModelConfig
 from neper.ops import backends
-from neper.ops.attention import AttentionInputs
-from neper.ops.fused import embed
-from neper.ops.linear import allocate_scratch
-from neper.ops.triton_launch import Variants
+from neper.ops.attention.reference import AttentionInputs
+from neper.ops.fused.reference import embed
+from neper.ops.launch import Variants
+from neper.ops.linear.reference import allocate_scratch
 
 
 class DecoderLayer:
@@ -83,7 +83,7 @@ class Decoder:
         """What steps over a cache of such blocks need of the kernels, to be compiled; nothing where torch computes."""
         config, needed = self.config, []
         if backends.attention(self.device).name == "triton" and config.head_dim <= backends.MAX_KERNEL_HEAD_DIM:
-            from neper.ops import attention_triton
+            from neper.ops.attention import launch as attention_triton
 
             needed.append(
                 attention_triton.variants(
@@ -97,11 +97,11 @@ class Decoder:
                 )
             )
         if backends.fused(self.device).name == "triton":
-            from neper.ops import fused_triton
+            from neper.ops.fused import launch as fused_triton
 
             needed.append(fused_triton.variants(config.hidden_size, config.intermediate_size, self.dtype, self.device))
         if self.lm_head.scratch is not None:
-            from neper.ops import linear_triton
+            from neper.ops.linear import launch as linear_triton
 
             first = self.layers[0]
             gate_up = first.mlp.gate_up_proj

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from neper.models.model_config import ModelConfig
-from neper.ops.attention import AttentionInputs, attend
-from neper.ops.fused import add_rms_norm, rms_norm, silu_mul
-from neper.ops.linear import gate_up_silu, linear
+from neper.ops.attention.reference import AttentionInputs, attend
+from neper.ops.fused.reference import add_rms_norm, rms_norm, silu_mul
+from neper.ops.linear.reference import gate_up_silu, linear
 
 if TYPE_CHECKING:  # it needs Triton
-    from neper.ops.linear_triton import LinearScratch
+    from neper.ops.linear.launch import LinearScratch
 
 Slots = Iterator[tuple[str, Tensor]]
 

@@ -1,12 +1,18 @@
 """The device math, usable alone: what is computed from logits. `backends` says by which implementation."""
 
 from neper.ops.linear_logprobs import linear_logprobs
-from neper.ops.logprobs import token_logprobs, warm_up
+from neper.ops.logprobs.partials import (
+    PartialLogprobs,
+    finish_partials,
+    merge_partials,
+    partial_logprobs,
+    target_logits,
+)
+from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.token_sets import TokenSets
 from neper.ops.order import greedy_tokens
-from neper.ops.partials import PartialLogprobs, finish_partials, merge_partials, partial_logprobs, target_logits
-from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.sampling import Bias, DrawInputs, Masks, Penalties, noise_keys, processed_logits, sample
-from neper.ops.token_sets import TokenSets
+from neper.ops.sampling.reference import Bias, DrawInputs, Masks, Penalties, noise_keys, processed_logits, sample
+from neper.ops.token_logprobs import token_logprobs, warm_up
 from neper.ops.views import view_logprobs
 
 __all__ = [

@@ -48,13 +48,13 @@ def attention(device: torch.device | str) -> Backend:
 
 @cache
 def fused(device: torch.device | str) -> Backend:
-    """What computes the small operations between matrix products on `device`; see `neper.ops.fused`."""
+    """What computes the small operations between matrix products on `device`; see `neper.ops.fused.reference`."""
     return _backend(device, "one kernel an operation")
 
 
 @cache
 def linear(device: torch.device | str) -> Backend:
-    """What multiplies few rows with weights on `device`; see `neper.ops.linear`."""
+    """What multiplies few rows with weights on `device`; see `neper.ops.linear.reference`."""
     return _backend(device, "kernels for up to 64 rows where they are measured to be quicker, else torch")
 
 
@@ -85,6 +85,6 @@ def scratch_words(rows: int, vocab_size: int, device: torch.device | str) -> int
     """How many int32 words the kernels need between them for a reduction of `rows` rows; 0 without kernels."""
     if scoring(device).name != "triton":
         return 0
-    from neper.ops import logprobs_triton
+    from neper.ops.logprobs import launch as logprobs_triton
 
     return logprobs_triton.scratch_words(rows, vocab_size)

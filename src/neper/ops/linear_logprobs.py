@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs import (
+from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.token_sets import TokenSets
+from neper.ops.token_logprobs import (
     check_buffers,
     check_per_row,
     check_tensors,
@@ -20,8 +22,6 @@ from neper.ops.logprobs import (
     token_logprobs,
     token_sets,
 )
-from neper.ops.results import LogprobBuffers, TokenLogprobs
-from neper.ops.token_sets import TokenSets
 
 
 @torch.no_grad()

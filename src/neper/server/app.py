@@ -19,24 +19,24 @@ import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
 from neper.errors import InvalidRequestError
-from neper.server.asgi import header, send_body, send_json, unless_left
-from neper.server.chat import ChatReply
-from neper.server.chat_protocol import ChatBody
-from neper.server.chat_requests import chat_generation
-from neper.server.completions import CompletionReply
-from neper.server.exchange import Exchange
+from neper.server.bodies.chat import ChatBody
+from neper.server.bodies.completion import CompletionBody
+from neper.server.bodies.responses import ResponsesBody
 from neper.server.gate import Gate, routing_error
 from neper.server.generation import Generation
 from neper.server.openapi import ApiDocument
-from neper.server.protocol import CompletionBody
-from neper.server.reply import Body, Reply, new_id
-from neper.server.requests import completion_generation
-from neper.server.responses import ResponsesReply
-from neper.server.responses_protocol import ResponsesBody
-from neper.server.responses_requests import response_generation
+from neper.server.replies.chat import ChatReply
+from neper.server.replies.completions import CompletionReply
+from neper.server.replies.reply import Body, Reply, new_id
+from neper.server.replies.responses import ResponsesReply
+from neper.server.replies.sse import deliver
+from neper.server.requests.chat import chat_generation
+from neper.server.requests.generation import completion_generation
+from neper.server.requests.responses import response_generation
 from neper.server.service import Service
-from neper.server.sse import deliver
 from neper.server.tokenization import detokenize, tokenize, tokenizer_info
+from neper.server.transport.asgi import header, send_body, send_json, unless_left
+from neper.server.transport.exchange import Exchange
 from neper.text.tokenizer import Tokenizer
 from neper.types import JsonObject
 

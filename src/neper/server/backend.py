@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from neper.config import EngineConfig, LineEngineConfig, WatchConfig
-from neper.engine.client import EngineClient
 from neper.engine.interface import Engine
+from neper.engine.remote.client import EngineClient
 from neper.errors import ModelLoadError, StartupError
 from neper.models import source
 from neper.progress import ProgressLine

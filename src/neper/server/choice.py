@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from neper.engine.interface import TokenStream, failure
 from neper.errors import EngineError
-from neper.server.score_texts import PendingScores, ScoreBatch
+from neper.server.entries.score_texts import PendingScores, ScoreBatch
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
 from neper.text.token_text import Field, Piece

@@ -28,11 +28,11 @@ from neper.errors import (
     ReceiveTimeoutError,
     RequestTimeoutError,
 )
-from neper.server.asgi import error_json, has_body, header, send_error
-from neper.server.exchange import Exchange
 from neper.server.generation import ClientDisconnected
-from neper.server.hosts import AllowedHosts
 from neper.server.service import Service
+from neper.server.transport.asgi import error_json, has_body, header, send_error
+from neper.server.transport.exchange import Exchange
+from neper.server.transport.hosts import AllowedHosts
 
 log = logging.getLogger(__name__)
 

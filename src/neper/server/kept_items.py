@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 
-from neper.server.responses_items import InputItem
+from neper.server.bodies.response_items import InputItem
 
 # Bytes of an item's objects, besides its text.
 _OVERHEAD = 1024

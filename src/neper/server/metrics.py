@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from neper.server.exchange import Exchange
 from neper.server.timing import ChoiceTiming, Tally
+from neper.server.transport.exchange import Exchange
 from neper.types import TokenChunk
 
 if TYPE_CHECKING:

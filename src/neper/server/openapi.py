@@ -10,12 +10,12 @@ import orjson
 
 import neper
 from neper import errors
-from neper.server import reply_schemas as replies
-from neper.server.chat_protocol import ChatBody
-from neper.server.protocol import CompletionBody
-from neper.server.responses_protocol import PARTS, ResponsesBody
-from neper.server.strict import Strict
-from neper.server.tokenization_protocol import DetokenizeBody, TokenizeBody
+from neper.server.bodies.chat import ChatBody
+from neper.server.bodies.completion import CompletionBody
+from neper.server.bodies.responses import PARTS, ResponsesBody
+from neper.server.bodies.strict import Strict
+from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
+from neper.server.replies import schemas as replies
 from neper.types import JsonObject
 
 _REFERENCE = "#/components/schemas/{name}"

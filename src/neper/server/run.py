@@ -25,9 +25,9 @@ import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import ModelLoadError, StartupError
 from neper.files import read_text
-from neper.server.connections import choose_limits
-from neper.server.hosts import LOOPBACK
-from neper.server.listener import BACKLOG, base_url, bind, is_loopback, listen
+from neper.server.transport.connections import choose_limits
+from neper.server.transport.hosts import LOOPBACK
+from neper.server.transport.listener import BACKLOG, base_url, bind, is_loopback, listen
 
 if TYPE_CHECKING:
     from neper.server.backend import Backend
@@ -278,7 +278,7 @@ async def _serve(backend: Backend, config: ServerConfig, sock: socket.socket) ->
 async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: socket.socket, stopper: _Stopper) -> None:
     from neper.server.activity import log_activity
     from neper.server.app import create_app
-    from neper.server.connection import protocol
+    from neper.server.transport.connection import protocol
 
     model_name = config.served_model_name or backend.name
     try:

@@ -23,17 +23,17 @@ from neper.errors import (
     QueueFullError,
     StartupError,
 )
-from neper.server.asgi import read_body, unless_left
-from neper.server.connections import Connections
-from neper.server.entries import Entries
-from neper.server.exchange import Exchange
+from neper.server.bodies.strict import Body, decode_body
+from neper.server.entries.entries import Entries
+from neper.server.entries.score_texts import ScoreBatch
 from neper.server.kept_items import KeptItems
 from neper.server.lane import Lane
 from neper.server.long_texts import INLINE_CHARACTERS, Encoding, LongTexts
 from neper.server.memory import MemoryReturn
 from neper.server.metrics import Metrics
-from neper.server.score_texts import ScoreBatch
-from neper.server.strict import Body, decode_body
+from neper.server.transport.asgi import read_body, unless_left
+from neper.server.transport.connections import Connections
+from neper.server.transport.exchange import Exchange
 from neper.text.plain_tools import shows_system_message
 from neper.text.reasoning import reasoning_tags
 from neper.text.tokenizer import Tokenizer

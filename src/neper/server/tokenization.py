@@ -6,10 +6,10 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from neper.errors import InvalidRequestError
-from neper.server.asgi import send_json, unless_left
-from neper.server.chat_requests import chat_prompt
+from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
+from neper.server.requests.chat import chat_prompt
 from neper.server.service import Service
-from neper.server.tokenization_protocol import DetokenizeBody, TokenizeBody
+from neper.server.transport.asgi import send_json, unless_left
 from neper.types import JsonObject
 
 MAX_TOKENS = 2**16

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from neper.config import LineEngineConfig
-from neper.engine.chunk_stream import ChunkStream
-from neper.engine.fair_queue import FairQueue
 from neper.engine.interface import Capabilities, EngineStats
-from neper.engine.supervisor import Supervisor
+from neper.engine.plan.fair_queue import FairQueue
+from neper.engine.remote.chunk_stream import ChunkStream
+from neper.engine.remote.supervisor import Supervisor
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.types import FinishReason, Request, TokenChunk
 from neper.wire.child import Child

@@ -1,0 +1,150 @@
+"""The engine as its own process, started by `client`: `python -m neper.engine.remote.process DIRECTORY PARENT`.
+
+It connects to the two sockets in DIRECTORY, receives its configuration as the first message, and serves until it is
+told to stop or its parent, the process PARENT, is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from neper.config import LOG_FORMAT, LOG_TIME_FORMAT
+from neper.engine import memory
+from neper.engine.core import EngineCore
+from neper.engine.remote.heartbeat import Heartbeat
+from neper.engine.remote.messages import (
+    Abort,
+    FromEngine,
+    Loading,
+    Ready,
+    Shutdown,
+    Start,
+    StartFailed,
+    Step,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from neper.errors import StartupError
+from neper.files import one_line
+from neper.models import source
+
+logger = logging.getLogger("neper.engine")
+
+_IDLE_POLL_MS = 500
+_SEND_TIMEOUT_MS = 10_000
+
+
+class EngineProcess:
+    """The loop around an EngineCore: take messages, step, send what the step brought."""
+
+    def __init__(self, directory: Path, parent: int) -> None:
+        self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
+        context = zmq.Context()
+        self._inbox = context.socket(zmq.PULL)
+        self._outbox = context.socket(zmq.PUSH)
+        self._outbox.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
+        self._outbox.setsockopt(zmq.LINGER, 1000)
+        for socket in (self._inbox, self._outbox):
+            socket.set_hwm(0)
+        self._inbox.connect(f"ipc://{directory}/to-engine")
+        self._outbox.connect(f"ipc://{directory}/from-engine")
+        self._heartbeat = Heartbeat(context, f"ipc://{directory}/from-engine")
+
+    def serve(self) -> int:
+        """Run until told to stop; returns the exit status."""
+        start = self._receive(wait=True)
+        if not isinstance(start, Start):
+            return 0 if start is None or isinstance(start, Shutdown) else 2
+        level = start.log_level.upper()
+        logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=LOG_TIME_FORMAT, stream=sys.stderr)
+        try:
+            model = source.resolve(start.config.model)
+            model = dataclasses.replace(model, gguf=None if start.gguf is None else Path(start.gguf))
+            core = EngineCore(start.config, model, lambda *progress: self._send(Loading(*progress)))
+        except StartupError as error:
+            self._send(StartFailed(error.message))
+            return 1
+        except (MemoryError, RuntimeError) as error:
+            logger.exception("the engine could not start")
+            self._send(StartFailed(f"the engine could not start: {one_line(error)}"))
+            return 1
+        self._send(Ready(core.capabilities, core.stats()))
+        self._heartbeat.start()
+        try:
+            while self._take_messages(core):
+                if core.has_work and not self._step(core):
+                    return 1
+                self._heartbeat.turns += 1
+            return 0
+        finally:
+            self._heartbeat.stop()
+
+    def _step(self, core: EngineCore) -> bool:
+        """Compute one step and send what it brought. False = the device is lost: only a new process can go on."""
+        usable = True
+        try:
+            chunks = core.step()
+        except Exception as error:  # a step that raises must not take the requests of tomorrow with it
+            logger.exception("a step failed; its requests end with an error")
+            chunks = core.fail_all(memory.step_failure(error))
+            usable = core.device_usable()
+        if chunks:
+            self._send(Step(chunks, core.stats()))
+        return usable
+
+    def _take_messages(self, core: EngineCore) -> bool:
+        """Act on all messages that wait, waiting for one when there is nothing to compute. False = stop."""
+        message = self._receive(wait=not core.has_work)
+        changed = False
+        while message is not None:
+            if isinstance(message, Submit):
+                core.add(message.request)
+            elif isinstance(message, Abort):
+                core.abort(message.request_id)
+                changed = True
+            elif isinstance(message, Shutdown):
+                return False
+            message = self._receive(wait=False)
+        if changed and not core.has_work:
+            self._send(Step([], core.stats()))
+        return os.getppid() == self._parent
+
+    def _receive(self, *, wait: bool) -> ToEngine | None:
+        """The next message; None when there is none, or, waiting, when the parent is gone."""
+        while wait and not self._inbox.poll(_IDLE_POLL_MS):
+            self._heartbeat.turns += 1
+            if os.getppid() != self._parent:
+                return None
+        try:
+            return decode_to_engine(self._inbox.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def _send(self, message: FromEngine) -> None:
+        self._outbox.send(encode(message))
+
+
+def main() -> int:
+    # The parent drains and then says Shutdown; a Ctrl-C that reaches the whole process group is the parent's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    directory, parent = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        return EngineProcess(directory, parent).serve()
+    finally:
+        if os.getppid() != parent:
+            shutil.rmtree(directory, ignore_errors=True)  # nobody else is left to do it
+
+
+if __name__ == "__main__":
+    sys.exit(main())

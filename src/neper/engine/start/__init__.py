@@ -1,0 +1,1 @@
+"""What is built once, before the first step."""

@@ -1,0 +1,171 @@
+"""Builds what runs steps: weights, buffers, KV cache, compiled kernels, CUDA graphs. What fails says what to change."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+
+import torch
+
+from neper.config import EngineConfig
+from neper.engine import memory, settings
+from neper.engine.settings import EngineSettings
+from neper.engine.start import cache_size
+from neper.engine.start.allocator import keep_freed_memory
+from neper.engine.step.batch import BatchBuilder, row_buckets
+from neper.engine.step.inputs import InputBuffers, Layout
+from neper.engine.step.penalties import PenaltyTables
+from neper.engine.step.readback import Counters, Readback
+from neper.engine.step.reference_sampler import ReferenceSampler
+from neper.engine.step.runner import ModelRunner
+from neper.models import registry
+from neper.models.decoder import Decoder
+from neper.models.kv_cache import KVCache
+from neper.models.model_config import ModelConfig
+from neper.models.source import ModelSource
+from neper.ops import backends
+from neper.ops.attention import reference as attention
+from neper.types import Progress
+
+logger = logging.getLogger("neper.engine")
+
+
+def build(
+    config: EngineConfig, source: ModelSource, decoder: Decoder | None = None, progress: Progress | None = None
+) -> tuple[EngineSettings, ModelRunner]:
+    """A runner for `config`, and the settings that it was built for.
+
+    Args:
+        decoder: a loaded model to use; None = load the source's.
+
+    Raises:
+        StartupError: a setting that the machine or the model cannot meet, or too little memory.
+    """
+    chosen, model = settings.resolve(config, source.config), source.config
+    if chosen.device.type == "cpu":
+        torch.set_num_threads(chosen.num_threads)
+        keep_freed_memory()
+    else:
+        torch.cuda.set_device(chosen.device)
+    for family, backend in backends.chosen(chosen.device).items():
+        logger.info("%s: %s (%s)", family, backend.name, backend.why)
+    with memory.needed(
+        "the model's weights", "free the device of other programs or take a smaller model", chosen.device
+    ):
+        if decoder is None:
+            decoder = registry.load(source, dtype=chosen.dtype, device=chosen.device, progress=progress)
+        # A config can promise any context; the table of its positions is made on the host, in three pieces.
+        memory.reserve(
+            "positions",
+            "max_model_len",
+            3 * 4 * model.head_dim * chosen.max_model_len,
+            functools.partial(decoder.prepare, chosen.max_model_len),
+            torch.device("cpu"),
+        )
+    if chosen.device.type != "cpu":
+        started = time.monotonic()
+        with memory.needed("compiling the kernels", "free the device of other programs", chosen.device):
+            _compile(decoder, chosen)
+        logger.info("compiled the kernels in %.1f s; they are kept for the next start", time.monotonic() - started)
+    runner = _runner(decoder, chosen, model)
+    chosen = _with_cache(runner, config, chosen, model)
+    if chosen.cuda_graphs:
+        started = time.monotonic()
+        with memory.needed("CUDA graphs", "lower gpu_memory_utilization or kv_cache_memory", chosen.device):
+            runner.capture(row_buckets(chosen.max_num_seqs), progress)
+        logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
+    return chosen, runner
+
+
+def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
+    """Compile what requests will need, so that none waits for it."""
+    device, dtype, vocab_size = chosen.device, chosen.dtype, decoder.config.vocab_size
+    needed = decoder.variants(chosen.block_size)
+    if chosen.scoring == "device":
+        from neper.ops.logprobs import launch as logprobs_triton
+
+        # Float32 is what the processed view scores: logits that were edited.
+        for scored in {dtype, torch.float32}:
+            needed.append(logprobs_triton.variants(vocab_size, scored, chosen.longest_list, device))
+    if backends.steps(device, vocab_size, decoder.config.head_dim).name == "triton":
+        from neper.ops.packing import launch as packing_triton
+        from neper.ops.sampling import launch as sampling_triton
+
+        needed += [sampling_triton.variants(vocab_size, dtype, device), packing_triton.variants(vocab_size, device)]
+    if needed:
+        from neper.ops import launch as triton_launch
+
+        triton_launch.compile_all(needed, device)
+
+
+def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> ModelRunner:
+    """A runner with all its buffers, but without a cache."""
+    device = chosen.device
+    on_host = chosen.scoring == "host"
+    kernels = backends.steps(device, model.vocab_size, model.head_dim).name == "triton"
+    buckets = row_buckets(chosen.max_num_seqs) if kernels else []
+    max_rows = chosen.max_num_seqs
+    tokens = max(chosen.max_num_batched_tokens, max_rows)
+    capacity = Layout(
+        rows=max_rows,
+        tokens=tokens,
+        seqs=max_rows,
+        targets=chosen.max_num_batched_tokens,
+        tiles=-(-tokens // attention.QUERY_TILE) + max_rows,
+        width=-(-chosen.max_model_len // chosen.block_size),
+    )
+    builder = BatchBuilder(
+        InputBuffers(capacity, device),
+        block_size=chosen.block_size,
+        vocab_size=model.vocab_size,
+        scores_on_device=not on_host,
+        longest_list=chosen.longest_list,
+        buckets=buckets,
+        scratch=attention.allocate_scratch(max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device),
+    )
+    max_words = chosen.max_packed_words(model.vocab_size)
+    readback = Readback(
+        device,
+        max_words=max_words,
+        host_rows=(max_rows, model.vocab_size) if on_host else (0, 0),
+        dtype=chosen.dtype,
+    )
+    penalties = PenaltyTables(chosen.max_num_seqs, model.vocab_size, device)
+    last_tokens = memory.allocate("tokens", "max_num_seqs", chosen.max_num_seqs, dtype=torch.int32, device=device)
+    if not kernels:
+        sampler = ReferenceSampler(decoder, penalties, last_tokens, readback, on_host=on_host)
+        return ModelRunner(decoder, builder, sampler, readback, last_tokens=last_tokens)
+    from neper.engine.step.kernel_sampler import KernelSampler, SamplerBuffers
+
+    buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words)
+    on_buffers = KernelSampler(decoder, penalties, buffers, readback, longest_list=chosen.longest_list)
+    return ModelRunner(decoder, builder, on_buffers, readback, last_tokens=last_tokens, kernels=on_buffers)
+
+
+def _with_cache(
+    runner: ModelRunner, config: EngineConfig, chosen: EngineSettings, model: ModelConfig
+) -> EngineSettings:
+    """Give the runner its cache; returns the settings with its size."""
+    cache_bytes = config.kv_cache_memory
+    if cache_bytes is None and chosen.device.type == "cpu":
+        cache_bytes = cache_size.on_cpu()
+    if cache_bytes is None:
+
+        def worst_steps(cache: KVCache) -> None:
+            runner.kv_cache = cache
+            for plan in cache_size.worst_plans(chosen):
+                runner.readback.read(runner.launch(plan))
+            runner.kv_cache = None
+
+        cache_bytes = cache_size.on_gpu(chosen, model, worst_steps)
+        runner.readback.counters = Counters()
+    chosen = cache_size.fit(chosen, model, cache_bytes, lower_context=config.max_model_len is None)
+    runner.kv_cache = memory.reserve(
+        "the KV cache",
+        "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization",
+        chosen.num_blocks * cache_size.block_bytes(model, chosen),
+        lambda: cache_size.make_cache(model, chosen, chosen.num_blocks),
+        chosen.device,
+    )
+    return chosen

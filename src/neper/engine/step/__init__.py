@@ -1,0 +1,1 @@
+"""One step: a plan becomes tensors, hidden states, tokens and scores, and results on the host."""

@@ -1,0 +1,336 @@
+"""Turns a StepPlan into the tensors of one step, which reach the device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.step.inputs import Array, InputBuffers, Layout, to_device
+from neper.engine.step.sampling_metadata import Kind, SampleInputs, Want
+from neper.engine.step.view_rows import is_processed, is_view, view_rows
+from neper.ops import noise_keys
+from neper.ops.attention.reference import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
+from neper.ops.sampling.reference import Bias
+from neper.types import packed_width
+
+_PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0}
+_UNSCORED = Want(Kind.UNSCORED, False, 0)
+_VIEWS = (Kind.VIEW, Kind.PROCESSED_VIEW)
+
+
+@dataclass(frozen=True)
+class PromptScoreInputs:
+    """The P prompt positions of one chunk that are scored.
+
+    Attributes:
+        hidden_rows: for those positions the rows before them in the step's hidden states.
+        token_ids: [P] int32, the prompt tokens at those positions.
+        top_k: places of each list.
+    """
+
+    chunk: ScheduledChunk
+    hidden_rows: slice
+    token_ids: Tensor
+    top_k: int
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """All that the runner needs for one step of T (padded) tokens, on the device.
+
+    Attributes:
+        token_ids: [T] int32; -1 - slot stands for the token last sampled in that slot.
+        is_decode: one token for each sequence, padded to the rows of `sample`: a step that can be a graph.
+        sample: None when no row gets a next token.
+    """
+
+    plan: StepPlan
+    token_ids: Tensor
+    attention: AttentionInputs
+    is_decode: bool
+    sample: SampleInputs | None
+    prompt_scores: tuple[PromptScoreInputs, ...]
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """The numbers of rows that steps are padded to: doubling to 8, then in steps that stay below an eighth or so."""
+    buckets = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
+    return [size for size in buckets if size < max_rows] + [max_rows]
+
+
+class BatchBuilder:
+    """Lays out steps in the input buffers.
+
+    Args:
+        scores_on_device: rows that want scores are packed with them.
+        longest_list: longest list of the rows that are scored together.
+        buckets: row counts that are padded to, ascending; empty = nothing is padded.
+        scratch: of the attention kernels.
+    """
+
+    def __init__(
+        self,
+        buffers: InputBuffers,
+        *,
+        block_size: int,
+        vocab_size: int,
+        scores_on_device: bool,
+        longest_list: int,
+        buckets: Items[int] = (),
+        scratch: AttentionScratch | None = None,
+    ) -> None:
+        self._buffers = buffers
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._scores_on_device = scores_on_device
+        self._longest_list = longest_list
+        self._buckets = buckets
+        self._scratch = scratch
+
+    def padded(self, rows: int) -> int:
+        """The smallest bucket for so many rows."""
+        return next((size for size in self._buckets if size >= rows), rows)
+
+    def build(self, plan: StepPlan) -> BatchInputs:
+        """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
+        wants = {chunk: self._want(chunk) for chunk in plan.chunks if chunk.samples}
+        singles = sorted(
+            (chunk for chunk in plan.chunks if chunk.length == 1),
+            key=lambda chunk: (chunk not in wants, wants.get(chunk, _UNSCORED)),  # those without a row last
+        )
+        chunks = (*singles, *(chunk for chunk in plan.chunks if chunk.length > 1))
+        sampled = sorted(
+            ((chunk, row) for chunk, row in zip(chunks, _last_rows(chunks), strict=True) if chunk.samples),
+            key=lambda item: wants[item[0]],
+        )
+        is_decode = len(singles) == len(chunks)
+        num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
+        if is_decode:
+            num_tokens = num_rows = self.padded(len(chunks))
+        tiles = _tiles(chunks, len(singles))
+        layout = Layout(
+            rows=num_rows,
+            tokens=num_tokens,
+            seqs=num_tokens if is_decode else len(chunks),
+            targets=sum(chunk.score_end - chunk.score_start for chunk in chunks),
+            tiles=len(tiles),
+            width=max(len(chunk.seq.block_table) for chunk in chunks),
+        )
+        places = layout.places()
+        arrays = self._buffers.next_arrays(places)
+        self._fill_tokens(arrays, chunks)
+        arrays["tiles"][:] = tiles
+        self._fill_rows(arrays, [(chunk, row, wants[chunk]) for chunk, row in sampled])
+        fields = self._buffers.send(places)
+        # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
+        assert not is_decode or [row for _, row in sampled] == list(range(len(sampled)))
+        return BatchInputs(
+            plan=plan,
+            token_ids=fields["token_ids"],
+            attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
+            is_decode=is_decode,
+            sample=self._sample_inputs(sampled, wants, fields) if sampled else None,
+            prompt_scores=tuple(_prompt_scores(chunks, fields["targets"], self._vocab_size)),
+        )
+
+    def decode_inputs(self, rows: int) -> tuple[Tensor, AttentionInputs, dict[str, Tensor]]:
+        """The token ids, attention inputs and row fields of a decode step of `rows` rows that are all padding.
+
+        Those of every later decode step of as many padded rows lie at the same places.
+        """
+        places = Layout(rows=rows, tokens=rows, seqs=rows).places()
+        arrays = self._buffers.next_arrays(places)
+        self._fill_tokens(arrays, ())
+        self._fill_rows(arrays, [])
+        fields = self._buffers.send(places)
+        group = AttentionGroup(start=0, first_seq=0, num_seqs=rows, query_len=1, context_len=0)
+        return fields["token_ids"], self._attention(fields, (group,)), fields
+
+    def _attention(self, fields: dict[str, Tensor], groups: tuple[AttentionGroup, ...]) -> AttentionInputs:
+        return AttentionInputs(
+            positions=fields["positions"],
+            slot_mapping=fields["slot_mapping"],
+            context_lens=fields["context_lens"],
+            block_tables=fields["block_tables"],
+            table_stride=fields["table_stride"],
+            block_size=self._block_size,
+            groups=groups,
+            tiles=fields["tiles"] if len(fields["tiles"]) else None,
+            scratch=self._scratch,
+        )
+
+    def _fill_tokens(self, arrays: dict[str, Array], chunks: Items[ScheduledChunk]) -> None:
+        ids, positions, slot_mapping = arrays["token_ids"], arrays["positions"], arrays["slot_mapping"]
+        tables, size = arrays["block_tables"], self._block_size
+        arrays["table_stride"][0] = tables.shape[1]
+        arrays["context_lens"][: len(chunks)] = [chunk.end for chunk in chunks]
+        arrays["context_lens"][len(chunks) :] = 0
+        for table, chunk in zip(tables, chunks, strict=False):
+            table[: len(chunk.seq.block_table)] = chunk.seq.block_table
+        singles = [chunk for chunk in chunks if chunk.length == 1]
+        row = len(singles)
+        ids[:row] = [-1 - chunk.slot if chunk.pending else chunk.seq.token_ids[chunk.start] for chunk in singles]
+        positions[:row] = [chunk.start for chunk in singles]
+        slot_mapping[:row] = [
+            chunk.seq.block_table[chunk.start // size] * size + chunk.start % size for chunk in singles
+        ]
+        for chunk in chunks[len(singles) :]:
+            rows, at = slice(row, row + chunk.length), np.arange(chunk.start, chunk.end)
+            ids[rows] = chunk.seq.token_ids[chunk.start : chunk.end]
+            positions[rows] = at
+            slot_mapping[rows] = np.asarray(chunk.seq.block_table)[at // size] * size + at % size
+            row = rows.stop
+        ids[row:] = positions[row:] = 0
+        slot_mapping[row:] = -1
+        target = 0
+        for chunk in chunks:
+            scored = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
+            arrays["targets"][target : target + len(scored)] = scored
+            target += len(scored)
+
+    def _want(self, chunk: ScheduledChunk) -> Want:
+        """What the row of a chunk asks for."""
+        seq = chunk.seq
+        early = chunk.num_output_tokens < seq.request.sampling.min_tokens
+        want = seq.wants.get(early)
+        if want is None:
+            want = seq.wants[early] = self._find_want(chunk)
+        return want
+
+    def _find_want(self, chunk: ScheduledChunk) -> Want:
+        listed = chunk.seq.request.num_listed(self._vocab_size)
+        if listed is None:
+            return _UNSCORED
+        if is_view(chunk, self._vocab_size, self._longest_list):
+            kind = Kind.PROCESSED_VIEW if is_processed(chunk, self._vocab_size) else Kind.VIEW
+            return Want(kind, False, listed)
+        return Want(Kind.PLAIN, chunk.seq.request.sampling.greedy and not chunk.edited, listed)
+
+    def _fill_rows(self, arrays: dict[str, Array], sampled: list[tuple[ScheduledChunk, int, Want]]) -> None:
+        """Per-row fields. A row that pads has offset -1, so nothing of it is kept, and is greedy."""
+        vocab_size, count = self._vocab_size, len(sampled)
+        for name, padding in _PADDING.items():
+            arrays[name][count:] = padding
+        for name, off in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("top_k", vocab_size), ("keys", 0)):
+            arrays[name][:] = off
+        if not sampled:
+            return
+        chunks = [chunk for chunk, _, _ in sampled]
+        plain = Kind.PLAIN if self._scores_on_device else None
+        widths = [
+            packed_width(want.listed if want.kind == plain or want.kind in _VIEWS else None) for _, _, want in sampled
+        ]
+        arrays["hidden_rows"][:count] = [row for _, row, _ in sampled]
+        arrays["slots"][:count] = [chunk.slot for chunk in chunks]
+        arrays["offsets"][:count] = np.cumsum([0, *widths[:-1]])
+        # Rows with a way of their own are packed anew when they are scored.
+        arrays["listed"][:count] = [want.listed if want.kind == plain else -1 for _, _, want in sampled]
+        for row, chunk in enumerate(chunks):
+            sampling = chunk.seq.request.sampling
+            if not sampling.greedy:
+                arrays["temperature"][row] = sampling.temperature
+                arrays["top_p"][row] = sampling.top_p
+                arrays["min_p"][row] = sampling.min_p
+                arrays["top_k"][row] = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
+                arrays["keys"].view(np.uint32)[row] = noise_keys(chunk.seq.seed, chunk.num_output_tokens)
+
+    def _sample_inputs(
+        self,
+        sampled: list[tuple[ScheduledChunk, int]],
+        wants: dict[ScheduledChunk, Want],
+        fields: dict[str, Tensor],
+    ) -> SampleInputs:
+        chunks = tuple(chunk for chunk, _ in sampled)
+        params = [chunk.seq.request.sampling for chunk in chunks]
+        kinds = [wants[chunk].kind for chunk in chunks]
+        views = slice(kinds.count(Kind.UNSCORED), len(kinds) - kinds.count(Kind.PLAIN))
+        scored = groupby(wants[chunk].listed for chunk in chunks if wants[chunk].kind is Kind.PLAIN)
+        device = fields["slots"].device
+        return SampleInputs(
+            chunks=chunks,
+            fields=fields,
+            num_chosen=sum(not wants[chunk].takes_best for chunk in chunks),
+            drawn=tuple(row for row, p in enumerate(params) if not p.greedy),
+            filtered=any(not p.greedy and p.filters(self._vocab_size) for p in params),
+            bias=_bias(chunks, self._vocab_size, device),
+            penalized=tuple(row for row, p in enumerate(params) if p.penalized),
+            masked=tuple(row for row, p in enumerate(params) if p.masked),
+            views=tuple(view_rows(chunks[views], views.start, self._vocab_size, device)),
+            scored=tuple((top_k, len(list(run))) for top_k, run in scored),
+        )
+
+
+def _last_rows(chunks: Items[ScheduledChunk]) -> Array:
+    """The flat row of each chunk's last token."""
+    ends = np.cumsum([chunk.length for chunk in chunks])
+    return np.asarray(ends - 1)
+
+
+def _groups(chunks: Items[ScheduledChunk], singles: int, padded_singles: int | None) -> tuple[AttentionGroup, ...]:
+    """One group for all chunks of a single token, which come first, then one for each longer chunk."""
+    groups, start = [], 0
+    for first, count in [(0, singles)] * bool(singles) + [(i, 1) for i in range(singles, len(chunks))]:
+        length = chunks[first].length
+        num_seqs = padded_singles if first < singles and padded_singles is not None else count
+        groups.append(
+            AttentionGroup(
+                start=start,
+                first_seq=first,
+                num_seqs=num_seqs,
+                query_len=length,
+                context_len=max(chunk.end for chunk in chunks[first : first + count]),
+            )
+        )
+        start += num_seqs * length
+    return tuple(groups)
+
+
+def _tiles(chunks: Items[ScheduledChunk], singles: int) -> Array:
+    """[N, 3] int32: what the prefill kernel works on; see AttentionInputs.tiles."""
+    tiles, row = [], singles
+    for index, chunk in enumerate(chunks[singles:], start=singles):
+        tiles += [
+            (index, row + begin, min(QUERY_TILE, chunk.length - begin)) for begin in range(0, chunk.length, QUERY_TILE)
+        ]
+        row += chunk.length
+    return np.array(tiles, dtype=np.int32).reshape(-1, 3)
+
+
+def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor, vocab_size: int) -> list[PromptScoreInputs]:
+    scores, row, target = [], 0, 0
+    for chunk in chunks:
+        count = chunk.score_end - chunk.score_start
+        if count:
+            begin = row + chunk.score_start - 1 - chunk.start
+            scores.append(
+                PromptScoreInputs(
+                    chunk=chunk,
+                    hidden_rows=slice(begin, begin + count),
+                    token_ids=targets[target : target + count],
+                    top_k=chunk.seq.request.num_prompt_listed(vocab_size) or 0,
+                )
+            )
+            target += count
+        row += chunk.length
+    return scores
+
+
+def _bias(chunks: Items[ScheduledChunk], vocab_size: int, device: torch.device) -> Bias | None:
+    edits = {row: chunk.seq.logit_edits(chunk.num_output_tokens) for row, chunk in enumerate(chunks)}
+    edits = {row: edit for row, edit in edits.items() if len(edit.ids)}
+    if not edits:
+        return None
+    rows = np.repeat(list(edits), [len(edit.ids) for edit in edits.values()])
+    ids = np.concatenate([edit.ids for edit in edits.values()])
+    values = np.concatenate([edit.values for edit in edits.values()])
+    # An end token can lie beyond the model's vocabulary (a tokenizer's own): what cannot come needs no ban.
+    known = (ids >= 0) & (ids < vocab_size)
+    if not known.any():
+        return None
+    return Bias(*(to_device(array[known], device) for array in (rows, ids, values)))

@@ -1,0 +1,345 @@
+"""The second half of a step as kernels on buffers that exist from the start, so that a CUDA graph can replay it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from neper.engine import memory
+from neper.engine.settings import MAX_LISTED, EngineSettings
+from neper.engine.step.batch import BatchInputs, PromptScoreInputs
+from neper.engine.step.packed import Packed, Segment, host_rows, token_segments
+from neper.engine.step.penalties import PenaltyTables
+from neper.engine.step.readback import Readback
+from neper.engine.step.sampling_metadata import SampleInputs
+from neper.engine.step.view_rows import ViewRows
+from neper.models.decoder import Decoder
+from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
+from neper.ops.logprobs.launch import LIST_SIZES, list_sizes
+from neper.ops.packing.launch import PackRows, keep, pack_best, pack_chosen
+from neper.ops.packing.reference import pack_scores
+from neper.ops.sampling.launch import DrawRows, best, choose, scratch_words
+from neper.ops.sampling.reference import edit_logits
+from neper.types import LISTED_WHOLE, PackedRows, packed_width
+
+_PROMPT_LOGITS_BYTES = 256 * 2**20
+
+
+class Choice(NamedTuple):
+    """A launch that makes the logits of a step's rows and chooses their tokens.
+
+    Attributes:
+        rows: padded rows.
+        drawn: some rows are drawn; else all take their best token.
+        scored: some rows want scores, so their tokens are kept for a `Score`; else they are packed at once.
+    """
+
+    rows: int
+    drawn: bool
+    scored: bool
+
+
+class Score(NamedTuple):
+    """A launch that scores and packs the rows of a Choice.
+
+    Attributes:
+        rows: padded rows.
+        top_k: length of the lists.
+    """
+
+    rows: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class SamplerBuffers:
+    """Device memory of score+sample, all that it ever needs.
+
+    Attributes:
+        logits: [rows, V] in the model's dtype: those of a step's rows, and of prompt positions a tile at a time.
+        words: flat int32, packed results.
+        last_tokens: [slots] int32.
+        token_ids, valid: [rows] int32 and bool, what was chosen.
+        kept: the fields of rows that are scored, [rows] int32 each: their own are the next step's by then.
+        scratch: int32, of the kernels that choose.
+        scores: of the reduction of all rows together; None where those scores are not computed on the device.
+        view_scores: of rows with a way of their own, lists as long as a set that is listed whole.
+        full_scores: of a few rows that list all ids; None where none may.
+    """
+
+    logits: Tensor
+    words: Tensor
+    last_tokens: Tensor
+    token_ids: Tensor
+    valid: Tensor
+    kept: PackRows
+    scratch: Tensor
+    scores: LogprobBuffers | None
+    view_scores: LogprobBuffers
+    full_scores: LogprobBuffers | None
+
+    @property
+    def logprob_bytes(self) -> int:
+        """Bytes of what exists for logprobs alone: scores, their packed words, logits beyond those of a step's rows."""
+        rows = len(self.logits) - len(self.token_ids)
+        scores = [
+            buffers.nbytes for buffers in (self.scores, self.view_scores, self.full_scores) if buffers is not None
+        ]
+        return sum(scores) + self.words.nbytes + rows * self.logits[0].nbytes
+
+    @staticmethod
+    def allocate(settings: EngineSettings, vocab_size: int, last_tokens: Tensor, max_words: int) -> SamplerBuffers:
+        """Buffers for steps of up to `max_num_seqs` padded rows; StartupError where memory is lacking."""
+        device, dtype, max_rows = settings.device, settings.dtype, settings.max_num_seqs
+        on_device = settings.scoring == "device"
+        tile = max(1, min(settings.max_num_batched_tokens, _PROMPT_LOGITS_BYTES // (vocab_size * dtype.itemsize)))
+        together = full = None
+        if on_device:
+            rows, width = max(settings.max_num_batched_tokens, max_rows, tile), max(1, *_buckets(settings.longest_list))
+            together = _score_buffers(settings, vocab_size, rows, width, scratch_rows=max(max_rows, tile))
+        listed = max(settings.longest_list, min(LISTED_WHOLE, vocab_size))
+        views = _score_buffers(settings, vocab_size, max_rows, listed, scratch_rows=max_rows)
+        if settings.max_logprobs < 0:
+            rows = max(1, MAX_LISTED // vocab_size)
+            full = _score_buffers(settings, vocab_size, rows, vocab_size, scratch_rows=rows)
+        kept = memory.allocate("tokens", "max_num_seqs", 3, max_rows, dtype=torch.int32, device=device)
+        return SamplerBuffers(
+            logits=memory.allocate(
+                "logits", "max_num_seqs", max(max_rows, tile), vocab_size, dtype=dtype, device=device
+            ),
+            words=memory.allocate("results", "max_logprobs", max_words, dtype=torch.int32, device=device),
+            last_tokens=last_tokens,
+            token_ids=memory.allocate("tokens", "max_num_seqs", max_rows, dtype=torch.int32, device=device),
+            valid=memory.allocate("tokens", "max_num_seqs", max_rows, dtype=torch.bool, device=device),
+            kept=PackRows(*kept.unbind()),
+            scratch=memory.allocate(
+                "sampling", "max_num_seqs", scratch_words(max_rows, vocab_size), dtype=torch.int32, device=device
+            ),
+            scores=together,
+            view_scores=views,
+            full_scores=full,
+        )
+
+
+def _score_buffers(
+    settings: EngineSettings, vocab_size: int, rows: int, width: int, *, scratch_rows: int
+) -> LogprobBuffers:
+    device = settings.device
+    words = backends.scratch_words(scratch_rows, vocab_size, device)
+    return LogprobBuffers(
+        scores=memory.reserve(
+            "logprobs",
+            "max_logprobs or max_num_batched_tokens",
+            rows * (9 + 8 * width),
+            lambda: TokenLogprobs.empty(rows, width, device),
+            device,
+        ),
+        scratch=memory.allocate("logprobs", "max_num_seqs", words, dtype=torch.int32, device=device),
+        vocab_size=vocab_size,
+    )
+
+
+def _buckets(max_top_k: int) -> list[int]:
+    """The list lengths that requests of up to `max_top_k` alternatives need."""
+    return [*list_sizes(max_top_k), *([max_top_k] if max_top_k > LIST_SIZES[-1] else [])]
+
+
+class KernelSampler:
+    """Chooses, scores and packs with Triton kernels.
+
+    A step whose logits nobody edits is a fixed sequence of launches: `choose`, and where somebody asked, `score`.
+    Graphs replay both. Penalties and bias make an edited copy of the logits first, in plain torch, which the same
+    kernels choose from. The next step needs the tokens, not the scores: those are made beside it, where copies are.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        penalties: PenaltyTables,
+        buffers: SamplerBuffers,
+        readback: Readback,
+        *,
+        longest_list: int,
+    ) -> None:
+        self.buffers = buffers
+        self.choices: dict[Choice, torch.cuda.CUDAGraph] = {}
+        self.scores: dict[Score, torch.cuda.CUDAGraph] = {}
+        self._decoder = decoder
+        self._penalties = penalties
+        self._readback = readback
+        self._buckets = _buckets(longest_list)
+
+    def launches(self, rows: int) -> tuple[list[Choice], list[Score]]:
+        """All that steps of `rows` padded rows need."""
+        scores = []
+        if self.buffers.scores is not None:
+            scores = [Score(rows, size) for size in self._buckets if size <= LIST_SIZES[-1]]
+        wants = (False, True) if scores else (False,)
+        return [Choice(rows, drawn, scored) for drawn in (False, True) for scored in wants], scores
+
+    def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
+        """Next tokens and scores of a step whose hidden states are [T, D]."""
+        packed = Packed(words=self.buffers.words)
+        if inputs.sample is not None:
+            self._sample(hidden, inputs, inputs.sample, packed)
+        for prompt in inputs.prompt_scores:
+            self._score_prompt(hidden, prompt, packed)
+        return packed
+
+    def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SampleInputs, packed: Packed) -> None:
+        on_host = self.buffers.scores is None
+        scored = bool(sample.scored) and not on_host
+        choice = Choice(sample.num_padded, bool(sample.drawn), scored or bool(sample.views))
+        edited = None
+        packed.segments += token_segments(sample, scored=not on_host)
+        if inputs.is_decode and not sample.edited and choice in self.choices:
+            self.choices[choice].replay()
+        else:
+            if not inputs.is_decode:
+                hidden = hidden.index_select(0, sample.fields["hidden_rows"])
+            edited = self._choose(hidden, choice, sample)
+        if on_host:
+            packed.host_rows = host_rows(sample, self.buffers.logits)
+            if packed.host_rows is not None and inputs.prompt_scores:
+                packed.host_rows = packed.host_rows.copied()  # the prompt's logits take their place in the buffer
+            if choice.scored:
+                rows, token_ids, valid = self._kept(choice.rows)
+                pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
+        elif choice.scored:
+            largest = max([1, *(top_k for top_k, _ in sample.scored)])
+            score = Score(choice.rows, next(size for size in self._buckets if size >= largest))
+            # The logits of a prompt that is scored take these logits' place, so they must wait.
+            inline = bool(inputs.prompt_scores or sample.views)
+            with nullcontext() if inline else self._readback.beside():
+                if score in self.scores:
+                    self.scores[score].replay()
+                else:
+                    self.score(score)
+        begin = 2 * sample.num_unscored
+        for view in sample.views:
+            begin = self._score_view(view, sample, edited, begin)
+
+    def _score_view(self, view: ViewRows, sample: SampleInputs, edited: Tensor | None, begin: int) -> int:
+        """Score rows with a way of their own and pack them from word `begin` on; returns the word after them."""
+        _, token_ids, valid = self._kept(sample.num_padded)
+        token_ids, valid = token_ids[view.rows], valid[view.rows]
+        source = view.source(self.buffers.logits[: sample.num_padded], edited, sample)
+        scores = view.score(source, token_ids, valid, out=self._list_buffers(max(k for _, k in view.parts())))
+        for part, top_k in view.parts():
+            end = begin + (part.stop - part.start) * packed_width(top_k)
+            pack_scores(token_ids[part], scores.take(part), top_k, self.buffers.words[begin:end])
+            begin = end
+        return begin
+
+    def _list_buffers(self, listed: int) -> LogprobBuffers:
+        """Where lists of so many places fit."""
+        views, full = self.buffers.view_scores, self.buffers.full_scores
+        return views if full is None or listed <= views.scores.top_ids.shape[1] else full
+
+    def choose(self, hidden: Tensor, choice: Choice, fields: dict[str, Tensor]) -> None:
+        """Make the logits of hidden states [rows, D], choose their tokens, and pack or keep them."""
+        logits = self._logits(hidden)
+        if choice.drawn:
+            self._draw(logits, fields)
+        else:
+            best(logits, self.buffers.scratch)
+        if choice.drawn or choice.scored:
+            self._keep(choice, fields, chosen=choice.drawn)
+        else:
+            pack_best(
+                _pack_rows(fields), self.buffers.words, self.buffers.last_tokens, self.buffers.scratch, logits.shape[1]
+            )
+
+    def score(self, score: Score) -> None:
+        """Score and pack the rows that were kept, whose logits are in the buffer."""
+        rows, token_ids, valid = self._kept(score.rows)
+        scores = token_logprobs(
+            self.buffers.logits[: score.rows],
+            token_ids,
+            score.top_k,
+            row_top_k=rows.listed,  # -1, a row without scores, lists nothing
+            out=self.buffers.scores,
+        )
+        pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
+
+    def _choose(self, hidden: Tensor, choice: Choice, sample: SampleInputs) -> Tensor | None:
+        """`choose`, from edited logits where a row has penalties, a bias or a mask; returns those."""
+        if not sample.edited:
+            self.choose(hidden, choice, sample.fields)
+            return None
+        logits, penalties = self._logits(hidden), None
+        chunks = [sample.chunks[row] for row in sample.penalized]
+        if sample.penalized:
+            penalties = self._penalties.gather(sample.penalized, chunks)
+        edited = edit_logits(logits, penalties, sample.bias, sample.masks(logits.shape[1]))
+        self._draw(edited, sample.fields)
+        _, token_ids, valid = self._kept(choice.rows)
+        valid &= greedy_tokens(logits)[1]  # decided on the model's own logits too
+        if penalties is not None:
+            self._penalties.count(penalties, chunks, token_ids)
+        self._keep(choice, sample.fields, chosen=True)
+        return edited
+
+    def _draw(self, logits: Tensor, fields: dict[str, Tensor]) -> None:
+        """Choose the tokens of all rows; greedy ones take their best."""
+        draws = DrawRows(
+            temperature=fields["temperature"],
+            top_p=fields["top_p"],
+            min_p=fields["min_p"],
+            top_k=fields["top_k"],
+            keys=fields["keys"],
+        )
+        _, token_ids, valid = self._kept(len(logits))
+        choose(logits, draws, self.buffers.scratch, token_ids, valid)
+
+    def _keep(self, choice: Choice, fields: dict[str, Tensor], *, chosen: bool) -> None:
+        """Leave chosen tokens for `score`, or pack them if nobody wants scores; `chosen`: `_draw` has made them."""
+        rows, (kept, token_ids, valid) = _pack_rows(fields), self._kept(choice.rows)
+        if choice.scored:
+            vocab_size = self._decoder.config.vocab_size
+            keep(
+                rows, kept, self.buffers.last_tokens, token_ids, valid, self.buffers.scratch, vocab_size, chosen=chosen
+            )
+        else:
+            pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
+
+    def _kept(self, rows: int) -> tuple[PackRows, Tensor, Tensor]:
+        """Fields, tokens and validity of that many rows, in the buffers."""
+        kept = self.buffers.kept
+        fields = PackRows(offsets=kept.offsets[:rows], listed=kept.listed[:rows], slots=kept.slots[:rows])
+        return fields, self.buffers.token_ids[:rows], self.buffers.valid[:rows]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states [n, D], in the buffer."""
+        return self._decoder.logits(hidden, out=self.buffers.logits[: len(hidden)])
+
+    def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, packed: Packed) -> None:
+        rows, chunk, tile = hidden[inputs.hidden_rows], inputs.chunk, self.buffers.logits
+        if self.buffers.scores is None:
+            token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
+            data = []
+            for begin in range(0, len(rows), len(tile)):
+                logits = self._logits(rows[begin : begin + len(tile)])
+                data.append(self._readback.score_on_host(logits, token_ids[begin:], inputs.top_k))
+            packed.prompt[chunk] = PackedRows(inputs.top_k, b"".join(data))
+            return
+        scores = linear_logprobs(
+            rows,
+            self._logits,
+            inputs.token_ids,
+            inputs.top_k,
+            vocab_size=self._decoder.config.vocab_size,
+            max_logits_bytes=tile.nbytes,
+            out=self.buffers.scores if inputs.top_k <= self._buckets[-1] else self.buffers.full_scores,
+        )
+        begin = packed.num_words
+        packed.segments.append(Segment((chunk,), len(inputs.token_ids), inputs.top_k, True))
+        pack_scores(inputs.token_ids, scores, inputs.top_k, self.buffers.words[begin : packed.num_words])
+
+
+def _pack_rows(fields: dict[str, Tensor]) -> PackRows:
+    return PackRows(offsets=fields["offsets"], listed=fields["listed"], slots=fields["slots"])

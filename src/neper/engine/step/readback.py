@@ -1,0 +1,184 @@
+"""Brings a step's results to the host: the one place where device memory is read.
+
+The runner packs everything into one int32 tensor (layout: neper.types.PackedRows), so a step costs one copy. It is
+started on a stream of its own when the step is launched, and waited for when its results are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from neper.engine import memory
+from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.step.host_scoring import HostRows, score_logits, score_rows
+from neper.engine.step.packed import Packed, Segment
+from neper.types import PackedRows, packed_width
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """A launched step: flat int32 words [n] on their way to the host, and their layout, known there already.
+
+    Attributes:
+        host_rows: logits that are to be scored on the host.
+        prompt: prompt scores that the host has made already.
+        arrived: set when the copies are done; None where there is nothing to wait for.
+    """
+
+    plan: StepPlan
+    segments: tuple[Segment, ...]
+    words: Tensor | None
+    host_rows: HostRows | None
+    prompt: dict[ScheduledChunk, PackedRows]
+    arrived: torch.cuda.Event | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's results on the host, by chunk. Chunks that yielded nothing are absent."""
+
+    plan: StepPlan
+    tokens: dict[ScheduledChunk, PackedRows]
+    prompt: dict[ScheduledChunk, PackedRows]
+
+
+@dataclass
+class Counters:
+    """What has crossed to the host since start; none of it on a CPU. See EngineStats."""
+
+    d2h_copies: int = 0
+    d2h_bytes: int = 0
+    d2h_waits: int = 0
+    scored_rows: int = 0
+
+
+class Readback:
+    """Starts and awaits the copies of a step, and counts them.
+
+    Args:
+        max_words: most packed words of a step.
+        host_rows: shape of the most logits that are scored on the host in a step; (0, 0) = none.
+        dtype: of the logits.
+    """
+
+    def __init__(self, device: torch.device, *, max_words: int, host_rows: tuple[int, int], dtype: torch.dtype) -> None:
+        self.counters = Counters()
+        self._device = device
+        self._turn = 0
+        # Two of each: a step's results are still being read when the next one's are on their way.
+        self._words: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._prompt_rows: Tensor | None = None  # waited for when they are launched, so it is one
+        self._started: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for _ in range(2):
+                self._words.append(
+                    memory.allocate(
+                        "results on the host", "max_logprobs or max_num_batched_tokens", max_words, dtype=torch.int32,
+                        pinned=True,
+                    )
+                )  # fmt: skip
+                if host_rows[0]:
+                    self._rows.append(_pinned_rows(host_rows, dtype))
+            if host_rows[0]:
+                self._prompt_rows = _pinned_rows(host_rows, dtype)
+
+    def start(self, plan: StepPlan, packed: Packed) -> StepOutput:
+        """Start the copies of what a step has packed: see `hold`."""
+        segments, words, host_rows = tuple(packed.segments), packed.words, packed.host_rows
+        self.counters.scored_rows += packed.num_scored
+        if words is None or not segments:
+            return StepOutput(plan, segments, None, None, packed.prompt, None)
+        words = words[: packed.num_words]
+        if self._stream is None:
+            if host_rows is not None:
+                host_rows = host_rows.copied()
+            return StepOutput(plan, segments, words.clone(), host_rows, packed.prompt, None)
+        self._turn = 1 - self._turn
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            words = self._copy(words, self._words[self._turn])
+            if host_rows is not None:
+                host_rows = replace(host_rows, logits=self._copy(host_rows.logits, self._rows[self._turn]))
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(self._stream)
+        self._started = arrived
+        return StepOutput(plan, segments, words, host_rows, packed.prompt, arrived)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is launched inside comes after all that was launched so far, and runs beside what is launched later.
+
+        It is done when the copies that `start` starts next are.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def hold(self) -> None:
+        """Have the device wait for the started copies: what it does from here on may overwrite what they read."""
+        if self._started is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._started)
+            self._started = None
+
+    def read(self, output: StepOutput) -> StepResult:
+        """Wait for a step's copies and cut them by chunk."""
+        if output.arrived is not None:
+            output.arrived.synchronize()
+            self.counters.d2h_waits += 1
+        tokens: dict[ScheduledChunk, PackedRows] = {}
+        prompt = dict(output.prompt)
+        if output.words is not None:
+            data = output.words.numpy().tobytes()
+            begin = 0
+            for segment in output.segments:
+                end = begin + 4 * segment.num_words
+                if segment.is_prompt:
+                    prompt[segment.chunks[0]] = PackedRows(segment.top_k, data[begin:end])
+                else:
+                    row_bytes = 4 * packed_width(segment.top_k)
+                    for i, chunk in enumerate(segment.chunks):
+                        first = begin + i * row_bytes
+                        tokens[chunk] = PackedRows(segment.top_k, data[first : first + row_bytes])
+                begin = end
+            if output.host_rows is not None:
+                score_rows(output.host_rows, tokens)
+        return StepResult(output.plan, tokens, prompt)
+
+    def score_on_host(self, logits: Tensor, token_ids: Items[int], top_k: int) -> bytes:
+        """Packed scores of prompt positions, from whole rows of logits [n, V]; waits for every piece of them."""
+        packed: list[bytes] = []
+        each = len(logits) if self._prompt_rows is None else len(self._prompt_rows)
+        for begin in range(0, len(logits), each):
+            rows = logits[begin : begin + each]
+            if self._prompt_rows is not None:
+                rows = self._copy(rows, self._prompt_rows)
+                torch.cuda.current_stream(self._device).synchronize()
+                self.counters.d2h_waits += 1
+            ids = torch.tensor(token_ids[begin : begin + len(rows)])
+            packed += [row.data for row in score_logits(rows, ids, [top_k] * len(rows))]
+        return b"".join(packed)
+
+    def _copy(self, source: Tensor, target: Tensor) -> Tensor:
+        """Start a copy to the first rows of a host buffer, on the current stream; returns them."""
+        target = target[: len(source)]
+        target.copy_(source, non_blocking=True)
+        self.counters.d2h_copies += 1
+        self.counters.d2h_bytes += source.nbytes
+        return target
+
+
+def _pinned_rows(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return memory.allocate("logits on the host", "max_num_seqs", *shape, dtype=dtype, pinned=True)

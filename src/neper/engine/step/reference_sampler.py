@@ -1,0 +1,125 @@
+"""The second half of a step in plain torch: from hidden states to next tokens and scores, packed. What a CPU runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from neper.engine.step.batch import BatchInputs, PromptScoreInputs
+from neper.engine.step.packed import Packed, Segment, host_rows, token_segments
+from neper.engine.step.penalties import PenaltyTables
+from neper.engine.step.readback import Readback
+from neper.engine.step.sampling_metadata import SampleInputs
+from neper.engine.step.view_rows import parts
+from neper.models.decoder import Decoder
+from neper.ops import TokenLogprobs, linear_logprobs, sample, token_logprobs
+from neper.ops.packing.reference import pack_scores, pack_tokens
+from neper.ops.sampling.reference import edit_logits
+from neper.types import PackedRows
+
+
+class ReferenceSampler:
+    """Samples and scores with torch's operations, on any device.
+
+    Args:
+        last_tokens: [slots] int32, where sampled tokens are kept for the next step.
+        on_host: scores are computed on the host.
+    """
+
+    def __init__(
+        self, decoder: Decoder, penalties: PenaltyTables, last_tokens: Tensor, readback: Readback, *, on_host: bool
+    ) -> None:
+        self._decoder = decoder
+        self._penalties = penalties
+        self._last_tokens = last_tokens
+        self._readback = readback
+        self._on_host = on_host
+
+    def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
+        """Next tokens and scores of a step whose hidden states are [T, D]."""
+        packed = Packed()
+        words: list[Tensor] = []
+        if inputs.sample is not None:
+            self._sample(hidden, inputs.sample, words, packed)
+        for prompt in inputs.prompt_scores:
+            self._score_prompt(hidden, prompt, words, packed)
+        packed.words = torch.cat(words) if words else None
+        return packed
+
+    def _sample(self, hidden: Tensor, inputs: SampleInputs, words: list[Tensor], packed: Packed) -> None:
+        # A row that has no next token (one token of a longer prompt) stands behind these.
+        count = len(inputs.chunks)
+        logits = self._decoder.logits(hidden.index_select(0, inputs.fields["hidden_rows"][:count]))
+        packed.segments += token_segments(inputs, scored=not self._on_host)
+        if self._on_host:
+            packed.host_rows = host_rows(inputs, logits)
+        if logits.device.type == "cpu":
+            # Once for sampling and scores: both read float32, and the CPU reduces bfloat16 at a fifth of the speed.
+            logits = logits.float()
+        chosen = count if self._on_host else inputs.num_chosen
+        plain = count if self._on_host else inputs.num_plain
+        token_ids = torch.full((count,), -1, device=logits.device)
+        valid = torch.ones(count, dtype=torch.bool, device=logits.device)
+        edited = self._choose(logits[:chosen], inputs, token_ids, valid) if chosen else None
+        if inputs.num_unscored:
+            words.append(pack_tokens(token_ids[: inputs.num_unscored], valid[: inputs.num_unscored]))
+        for view in inputs.views:
+            source = view.source(logits, edited, inputs)
+            scores = view.score(source, token_ids[view.rows], valid[view.rows])
+            words += [pack_scores(token_ids[view.rows][part], scores.take(part), k) for part, k in view.parts()]
+        if plain < count:
+            listed = chosen < count
+            scores = self._score(logits[plain:], token_ids[plain:] if chosen > plain else None, inputs, listed)
+            best = scores.top_ids[:, 0].clamp(min=0) if listed else token_ids[plain:]
+            token_ids[plain:] = torch.where(token_ids[plain:] < 0, best, token_ids[plain:])
+            # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
+            scores = scores._replace(rank=scores.rank.masked_fill(~valid[plain:], 0))
+            words += [pack_scores(token_ids[plain:][part], scores.take(part), k) for part, k in parts(inputs.scored)]
+        elif inputs.num_scored:
+            words.append(pack_tokens(token_ids[inputs.num_plain :], valid[inputs.num_plain :]))
+        self._last_tokens[inputs.fields["slots"][:count].long()] = token_ids.int()
+
+    def _choose(self, logits: Tensor, inputs: SampleInputs, token_ids: Tensor, valid: Tensor) -> Tensor | None:
+        """Write the tokens of the first rows to `token_ids` and their validity to `valid`.
+
+        Returns:
+            the edited logits that they were chosen from; None where nobody edits.
+        """
+        edited = penalties = None
+        chunks = [inputs.chunks[row] for row in inputs.penalized]
+        if inputs.penalized:
+            penalties = self._penalties.gather(inputs.penalized, chunks)
+        if inputs.edited:
+            edited = edit_logits(logits, penalties, inputs.bias, inputs.masks(logits.shape[1]))
+        ids, finite = sample(logits, edited=edited, draws=inputs.draws())
+        token_ids[: len(ids)] = ids
+        valid[: len(ids)] = finite
+        if penalties is not None:
+            self._penalties.count(penalties, chunks, token_ids)
+        return edited
+
+    @staticmethod
+    def _score(logits: Tensor, token_ids: Tensor | None, inputs: SampleInputs, listed: bool) -> TokenLogprobs:
+        """One reduction for all rows that asked, at the largest k among them: a row's bits do not depend on k.
+
+        A row whose token is still to be found (-1) takes it from its list.
+        """
+        largest_k = max(top_k for top_k, _ in inputs.scored)
+        return token_logprobs(logits, token_ids, max(1, largest_k) if listed else largest_k)
+
+    def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, words: list[Tensor], packed: Packed) -> None:
+        rows, chunk = hidden[inputs.hidden_rows], inputs.chunk
+        if self._on_host:
+            token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
+            data = self._readback.score_on_host(self._decoder.logits(rows), token_ids, inputs.top_k)
+            packed.prompt[chunk] = PackedRows(inputs.top_k, data)
+            return
+        scores = linear_logprobs(
+            rows,
+            self._decoder.logits,
+            inputs.token_ids,
+            inputs.top_k,
+            vocab_size=self._decoder.config.vocab_size,
+        )
+        words.append(pack_scores(inputs.token_ids, scores, inputs.top_k))
+        packed.segments.append(Segment((chunk,), len(inputs.token_ids), inputs.top_k, True))

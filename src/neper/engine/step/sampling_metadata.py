@@ -1,0 +1,119 @@
+"""The rows of a step that get a next token: what each asks for, and what choosing and scoring them needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.step.inputs import to_device
+from neper.engine.step.masks import build_masks
+from neper.engine.step.view_rows import ViewRows
+from neper.ops import DrawInputs, Masks
+from neper.ops.sampling.reference import Bias
+
+
+class Kind(IntEnum):
+    """How a row that gets a next token is scored; rows stand in this order."""
+
+    UNSCORED = 0
+    VIEW = 1
+    PROCESSED_VIEW = 2
+    PLAIN = 3
+
+
+class Want(NamedTuple):
+    """What a row asks for, and stands by among the others.
+
+    Attributes:
+        takes_best: its token is the first of its list.
+        listed: places of its list.
+    """
+
+    kind: Kind
+    takes_best: bool
+    listed: int
+
+
+@dataclass(frozen=True)
+class SampleInputs:
+    """The S rows of a step that get a next token, in an order that leaves every part of them a slice.
+
+    First the rows without scores, then those scored in a way of their own, then those that are scored and sampled (or
+    edited), last those that are scored and take the model's own best token: the reduction that scores them finds it.
+
+    Attributes:
+        chunks: [S], the chunk of each row.
+        fields: device tensors of the (padded) rows by name, as in `neper.engine.step.inputs.Layout`.
+        num_chosen: how many rows, from the first on, have their token chosen by `sample`.
+        drawn: the rows that are not greedy.
+        filtered: one of those has a top-k, top-p or min-p.
+        bias: logit bias and bans; None when there is none.
+        penalized: the rows that have penalties.
+        masked: the rows that may sample some ids only.
+        views: groups of rows that are scored in a way of their own.
+        scored: [(top_k, number of rows)], runs of the other rows that want logprobs, up to the last row.
+    """
+
+    chunks: tuple[ScheduledChunk, ...]
+    fields: dict[str, Tensor]
+    num_chosen: int
+    drawn: tuple[int, ...]
+    filtered: bool
+    bias: Bias | None
+    penalized: tuple[int, ...]
+    masked: tuple[int, ...]
+    views: tuple[ViewRows, ...]
+    scored: tuple[tuple[int, int], ...]
+
+    @property
+    def edited(self) -> bool:
+        """Some rows are not chosen from the model's own logits."""
+        return bool(self.penalized or self.masked) or self.bias is not None
+
+    @property
+    def num_scored(self) -> int:
+        """How many rows, up to the last one, are scored together."""
+        return sum(count for _, count in self.scored)
+
+    @property
+    def num_plain(self) -> int:
+        """How many rows, from the first on, are not among those."""
+        return len(self.chunks) - self.num_scored
+
+    @property
+    def num_unscored(self) -> int:
+        """How many rows, from the first on, have no scores at all."""
+        return self.views[0].begin if self.views else self.num_plain
+
+    @property
+    def num_padded(self) -> int:
+        """Rows of the fields: S and what pads it."""
+        return len(self.fields["slots"])
+
+    def draws(self, part: slice | None = None) -> DrawInputs | None:
+        """Parameters of the rows that are drawn, as the reference takes them; of some rows alone, counted from 0."""
+        begin, end, _ = (part or slice(None)).indices(len(self.chunks))
+        drawn = [row for row in self.drawn if begin <= row < end]
+        if not drawn:
+            return None
+        fields = self.fields
+        rows = to_device(np.array(drawn), fields["slots"].device)
+        return DrawInputs(
+            rows=rows - begin,
+            temperature=fields["temperature"][rows],
+            top_k=fields["top_k"][rows].long(),
+            top_p=fields["top_p"][rows],
+            min_p=fields["min_p"][rows],
+            keys=fields["keys"][rows].long() & 0xFFFFFFFF,
+            filtered=self.filtered,
+        )
+
+    def masks(self, vocab_size: int) -> Masks | None:
+        """What the masked rows may sample; None when there are none. See `build_masks`."""
+        chunks = [self.chunks[row] for row in self.masked]
+        return build_masks(chunks, self.masked, vocab_size, self.fields["slots"].device)

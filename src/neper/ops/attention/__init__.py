@@ -1,0 +1,1 @@
+"""Paged attention over the K/V cache."""

@@ -1,0 +1,1 @@
+"""Embedding, norms and activations, each in one pass."""

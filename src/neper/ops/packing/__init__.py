@@ -1,0 +1,1 @@
+"""A step's results as one flat tensor."""

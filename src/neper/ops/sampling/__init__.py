@@ -1,0 +1,1 @@
+"""The choice of a token: penalties, filters, a seeded draw."""

@@ -1,0 +1,1 @@
+"""Request bodies: their types, and how they are decoded."""

@@ -1,0 +1,180 @@
+"""Request bodies: their fields, types and plain bounds, decoded strictly (true, 1.0 and "5" are no integers).
+
+Every field may be null, which equals absent, so every default here is None and the real default is chosen where the
+field is used. Fields listed as `later` are known but not implemented: anything but null is refused, never ignored. Of
+those in `neutral` one other value is taken: that which changes nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from neper.errors import InvalidRequestError, UnsupportedError
+from neper.server.bodies.strict import RequestBody, Strict
+from neper.server.bodies.structured import ResponseFormat, StructuredOutputs
+from neper.types import LogprobsMode
+
+# The API's own bounds, as OpenAI's reference gives them; the engine would take more.
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+# Logits are divided by it in float32: far outside these bounds they would overflow.
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100.0)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# JSON's integers have no largest. What counts something is bounded where that is known; top_k never is, and the
+# engine's messages hold 64 bits.
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+TopK = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Alternatives = Annotated[int, Meta(ge=-1)]  # -1 = all ids
+SomeIds = Annotated[list[int], Meta(min_length=1)]
+# Each is encoded twice, and looked for at every token.
+BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=128)]
+
+
+class TextPart(Strict):
+    """A part of a message's content: a text, or the text of a refusal."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def told(self) -> str | None:
+        """The text, under the name that the part's type has for it."""
+        return self.refusal if self.type == "refusal" else self.text
+
+    def check(self, where: str, param: str, types: tuple[str, ...]) -> None:
+        """`types` are those that may stand here."""
+        if self.type not in types:
+            raise UnsupportedError(
+                f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
+                param=param,
+            )
+        self.refuse_later_fields(param)
+        name, other = ("refusal", "text") if self.type == "refusal" else ("text", "refusal")
+        if getattr(self, name) is None or getattr(self, other) is not None:
+            raise InvalidRequestError(f"{where}: a {self.type} part has a {name}, and no {other}", param=param)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    neutral: ClassVar[dict[str, Any]] = {"include_obfuscation": False}
+
+
+class GenerationBody(RequestBody):
+    """What chat and completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Positive | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: SomeIds | None = None
+    bad_words: BadWords | None = None
+    logprob_token_ids: SomeIds | None = None
+    logprobs_mode: LogprobsMode | None = None
+    prompt_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # Hints: they cannot change the answer, or only wish for it, and are taken without effect.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Any = None
+    client_metadata: Any = None
+    cache_control: Any = None
+    # Other servers', with the only value of each that changes nothing here.
+    priority: Any = None
+    spaces_between_special_tokens: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    early_stopping: Any = None
+    typical_p: Any = None
+    include_reasoning: Any = None
+
+    neutral: ClassVar[dict[str, Any]] = {
+        "store": False,
+        "priority": 0,
+        "spaces_between_special_tokens": True,
+        "use_beam_search": False,
+        "length_penalty": 1,
+        "early_stopping": False,
+        "typical_p": 1,
+        "include_reasoning": True,
+    }
+
+    def check(self) -> None:
+        """Refuse what is known but not implemented, and fields that contradict each other."""
+        self.refuse_later_fields()
+        if self.allowed_token_ids is not None and self.logprob_token_ids is not None:
+            raise InvalidRequestError(
+                "logprob_token_ids and allowed_token_ids exclude each other: allowed ids are listed anyway",
+                param="logprob_token_ids",
+            )
+        if self.stream_options is not None:
+            self.stream_options.refuse_later_fields("stream_options")
+            if not self.stream:
+                raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+
+    @property
+    def constrained_by(self) -> str:
+        """The field that says what the reply must follow, where one does."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and bool(options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Every chunk of a stream tells the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[str | int | list[int]] | None = None
+    max_tokens: NotNegative | None = None
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    best_of: Positive | None = None
+    suffix: str | None = None
+    add_special_tokens: Any = None
+
+    neutral: ClassVar[dict[str, Any]] = {**GenerationBody.neutral, "suffix": "", "add_special_tokens": True}
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt is None:
+            raise InvalidRequestError("prompt is missing", param="prompt")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise UnsupportedError("best_of is not supported unless it equals n", param="best_of")

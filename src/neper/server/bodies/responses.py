@@ -1,0 +1,195 @@
+"""The body of a request for a response: input items, tools, the form of the text, and what is to be included."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from neper.errors import InvalidRequestError, UnsupportedError
+from neper.server.bodies.chat import ReasoningEffort, TopLogprobs
+from neper.server.bodies.completion import GenerationBody, Positive, StreamOptions
+from neper.server.bodies.response_items import ITEMS, InputItem, InputMessage, RawItem, read_item
+from neper.server.bodies.response_tools import (
+    MAX_TOOLS,
+    AllowedTools,
+    Choice,
+    FunctionChoice,
+    FunctionTool,
+    RawChoice,
+    RawTool,
+    read_choice,
+    read_tool,
+)
+from neper.server.bodies.strict import Name, Strict
+from neper.server.bodies.structured import NamedSchema, ResponseFormat
+
+LOGPROBS = "message.output_text.logprobs"
+"""The name in `include` for entries of the text."""
+
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+"""Values of `include`. Reasoning comes as text, so the second has no effect."""
+
+Summary = Literal["auto", "concise", "detailed"]
+
+
+class TextFormat(Strict):
+    """As chat's `response_format`, with the schema's fields beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+    def check(self) -> None:
+        for field in ("name", "schema"):
+            if (self.type == "json_schema") != (getattr(self, field) is not None):
+                raise InvalidRequestError(
+                    f"text.format: type json_schema and the field {field} go together", param="text"
+                )
+        if self.type != "json_schema" and (self.strict is not None or self.description is not None):
+            raise InvalidRequestError("text.format: only a schema is strict or has a description", param="text")
+
+    def response_format(self) -> ResponseFormat:
+        if self.name is None:
+            return ResponseFormat(type=self.type)
+        named = NamedSchema(name=self.name, schema=self.schema, strict=self.strict, description=self.description)
+        return ResponseFormat(type=self.type, json_schema=named)
+
+
+class TextConfig(Strict):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint to models that were trained for it
+
+
+class ReasoningConfig(Strict):
+    effort: ReasoningEffort | None = None
+    # Reasoning comes whole, as text, so nothing is summed up.
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Any = None
+    mode: Any = None
+
+    later: ClassVar[tuple[str, ...]] = ("context", "mode")
+
+
+class ResponseStreamOptions(StreamOptions):
+    later: ClassVar[tuple[str, ...]] = ("include_usage",)  # the last event has it anyway
+
+
+PARTS: tuple[type[Strict], ...] = (*ITEMS.values(), FunctionTool, FunctionChoice, AllowedTools)
+"""Structs in a body that are decoded by their type."""
+
+
+class ResponsesBody(GenerationBody, dict=True):
+    input: str | list[RawItem] | None = None
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    include: list[str] | None = None
+    top_logprobs: TopLogprobs | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    stream_options: ResponseStreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    tools: Annotated[list[RawTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: RawChoice = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Positive | None = None  # bounds calls of tools that run on a server, of which there are none
+    prompt_cache_options: Any = None  # a hint
+    # Known, for later.
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+
+    later: ClassVar[tuple[str, ...]] = (
+        *GenerationBody.later,
+        "previous_response_id",
+        "conversation",
+        "prompt",
+        "context_management",
+        "moderation",
+        # The other endpoints'.
+        "n",
+        "response_format",
+        "prompt_logprobs",
+        "return_token_ids",
+    )
+
+    @property
+    def includes_logprobs(self) -> bool:
+        return self.include is not None and LOGPROBS in self.include
+
+    @cached_property
+    def items(self) -> list[InputItem]:
+        """The conversation. A text is the user's."""
+        if not self.input:
+            raise InvalidRequestError("input must be a text or a list of at least one item", param="input")
+        if isinstance(self.input, str):
+            return [InputMessage(role="user", content=self.input)]
+        return [read_item(raw, f"input[{place}]") for place, raw in enumerate(self.input)]
+
+    @cached_property
+    def functions(self) -> list[FunctionTool]:
+        functions = [read_tool(raw, f"tools[{place}]") for place, raw in enumerate(self.tools or ())]
+        seen = set()
+        for place, function in enumerate(functions):
+            if function.name in seen:
+                raise InvalidRequestError(f"tools[{place}]: there is another {function.name!r}", param="tools")
+            seen.add(function.name)
+        return functions
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The functions that may be called, and if one must be."""
+        choice = read_choice(self.tool_choice)
+        names = {function.name for function in self.functions}
+        named = () if isinstance(choice, str) else choice.tools if isinstance(choice, AllowedTools) else (choice,)
+        for function in named:
+            if function.name not in names:
+                raise InvalidRequestError(
+                    f"tool_choice: there is no function {function.name!r} in tools", param="tool_choice"
+                )
+        if choice == "required" and not names:
+            raise InvalidRequestError("tool_choice 'required' needs tools", param="tool_choice")
+        return choice
+
+    def check(self) -> None:
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise UnsupportedError(
+                    f"{name} is not supported: no response is kept here, so input must have all of the conversation",
+                    param=name,
+                )
+        super().check()
+        for place, item in enumerate(self.items):
+            item.check(f"input[{place}]")
+        for function in self.functions:
+            function.refuse_later_fields("tools")
+        assert self.choice is not None
+        self._check_include()
+        if self.background:
+            raise UnsupportedError(
+                "background: true is not supported: this server keeps no responses", param="background"
+            )
+        if self.text is not None and self.text.format is not None:
+            self.text.format.check()
+        if self.reasoning is not None:
+            self.reasoning.refuse_later_fields("reasoning")
+        if any(not isinstance(value, str) for value in (self.metadata or {}).values()):
+            raise InvalidRequestError("metadata: values must be strings", param="metadata")
+
+    def _check_include(self) -> None:
+        for name in self.include or ():
+            if name not in INCLUDABLE:
+                raise UnsupportedError(
+                    f"include: {name!r} is not supported, only {' and '.join(map(repr, INCLUDABLE))}", param="include"
+                )
+        for field in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, field) is not None and not self.includes_logprobs:
+                raise InvalidRequestError(f'{field} needs include: ["{LOGPROBS}"]', param=field)

@@ -1,0 +1,1 @@
+"""Arrays of scores to logprob entries, as ready-made JSON."""

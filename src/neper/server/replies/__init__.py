@@ -1,0 +1,1 @@
+"""What choices bring to the JSON of an endpoint."""

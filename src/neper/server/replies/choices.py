@@ -1,0 +1,129 @@
+"""What the replies of chat and completions share: a list of choices in an envelope, whole or a chunk for each."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+
+import orjson
+
+from neper.errors import EngineError, NeperError
+from neper.server.choice import Choice, Delta, Prompt, join_rows
+from neper.server.entries.score_texts import ScoreText, read_scores
+from neper.server.generation import Generation
+from neper.server.replies.reply import Body, Reply
+from neper.server.service import Service
+from neper.server.transport.asgi import error_json
+from neper.text.detokenizer import Detokenizer, TextToken
+from neper.text.tokenizer import Tokenizer
+from neper.types import JsonObject, PackedRows, listed_places
+
+# Scored prompts of so many entries are written in a thread: at 3 us each they would hold up all streams.
+INLINE_PROMPT_ENTRIES = 1000
+
+
+class ChoicesReply(Reply[Body]):
+    """A reply of choices. `head` and `tail` are what stands around the choices in a chunk."""
+
+    kind = ""
+    chunk_kind = ""
+    done = b"data: [DONE]\n\n"
+
+    def __init__(self, service: Service, body: Body, generation: Generation, reply_id: str) -> None:
+        super().__init__(service, body, generation, reply_id)
+        self.head = b"data: " + orjson.dumps(self._envelope(self.chunk_kind))[:-1] + b',"choices":['
+        self._tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
+
+    @property
+    def tail(self) -> bytes:
+        if self.request.continuous_usage:
+            return b',"usage":' + orjson.dumps(self.generation.usage()) + b"}\n\n"
+        return self._tail
+
+    async def open(self, delta: Delta) -> None:
+        choice = self.generation.choices[delta.index]
+        listed = choice.request.num_prompt_listed(self.service.engine.capabilities.vocab_size)
+        if listed is None or len(choice.prompt.token_ids) * (listed + 1) < INLINE_PROMPT_ENTRIES:
+            self.write_prompt(choice)
+        else:
+            await asyncio.to_thread(self.write_prompt, choice)
+
+    @abstractmethod
+    def write_prompt(self, choice: Choice) -> None:
+        """Write a choice's prompt entries, if any are wanted. May run in a thread."""
+
+    @abstractmethod
+    def failure(self, index: int) -> bytes:
+        """The event that ends a choice that failed."""
+
+    def end(self) -> bytes:
+        if not self.request.include_usage:
+            return b""
+        return self.head + b'],"usage":' + orjson.dumps(self.generation.usage()) + b"}\n\n"
+
+    def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
+        return b"".join([*map(self.failure, unfinished), b"data: " + error_json(error) + b"\n\n"])
+
+    def chunk(self, choice: JsonObject, extra: bytes = b"") -> bytes:
+        """A stream event with one choice; `extra` are ready-made members of the chunk (`,"name":value`)."""
+        return b"%b%b]%b%b" % (self.head, orjson.dumps(choice), extra, self.tail)
+
+    def full(self, choices: Iterable[JsonObject], **extra: object) -> Iterator[bytes]:
+        yield orjson.dumps(self._envelope(self.kind))[:-1] + b',"choices":['
+        for place, choice in enumerate(choices):
+            if place:
+                yield b","
+            yield orjson.dumps(choice)
+        yield b"]," + orjson.dumps({"usage": self.generation.usage(), **extra})[1:]
+
+    def sampled_fields(self, index: int, rows: PackedRows | None) -> JsonObject:
+        """A choice's `token_ids`, and with logprobs `token_logprobs`, where the request wants them."""
+        if not self.request.return_token_ids:
+            return {}
+        fields: JsonObject = {"token_ids": rows.token_ids.tolist() if rows else []}
+        if self.generation.choices[index].scored:
+            fields["token_logprobs"] = orjson.Fragment(b"[%b]" % _own_numbers(rows))
+        return fields
+
+    def prompt_logprobs(self, choice: Choice) -> bytes | None:
+        """The elements of a choice's `prompt_logprobs`; None where they are not wanted, or another choice's are its."""
+        if self.request.prompt_logprobs is None or choice.request.logprobs.prompt_top_k is None:
+            return None
+        k = listed_places(self.request.prompt_logprobs, self.service.engine.capabilities.vocab_size)
+        tokens, begin = read_prompt(choice.prompt, self.service.tokenizer)
+        return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
+
+    def _envelope(self, kind: str) -> JsonObject:
+        return {
+            "id": self._reply_id,
+            "object": kind,
+            "created": self._created,
+            "model": self.service.model_name,
+            "system_fingerprint": None,
+        }
+
+
+def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[TextToken], int]:
+    """The prompt's tokens as text, special ones spelled out, and the place of the one that begins the text.
+
+    A BOS that the server added is in no text.
+    """
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False, begins_text=True)
+    if not prompt.added_bos:
+        return detokenizer.step(prompt.token_ids) + detokenizer.flush(), 0
+    data = tokenizer.token_bytes(prompt.token_ids[0])
+    tokens = detokenizer.step(prompt.token_ids[1:]) + detokenizer.flush()
+    return [TextToken(0, "", data, b"", False), *tokens], 1
+
+
+def prompt_scores(choice: Choice, k: int) -> list[ScoreText]:
+    """Scores of all prompt positions but the first. Raises EngineError when the engine left some out."""
+    rows, expected = join_rows(choice.prompt_rows), len(choice.prompt.token_ids) - 1
+    if (len(rows) if rows is not None else 0) != expected:
+        raise EngineError("the engine did not score the whole prompt")
+    return [] if rows is None else read_scores(rows, k)
+
+
+def _own_numbers(rows: PackedRows | None) -> bytes:
+    return b"" if rows is None else b",".join([score.numbers[0] for score in read_scores(rows, 0)])

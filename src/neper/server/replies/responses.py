@@ -1,0 +1,331 @@
+"""The JSON of a response: output items with their text and its logprobs, and the named events that tell of them.
+
+response.created · in_progress
+  output_item.added · content_part.added · reasoning_text.delta … done · content_part.done · output_item.done
+  output_item.added · content_part.added · output_text.delta … done · content_part.done · output_item.done
+  output_item.added · function_call_arguments.delta … done · output_item.done
+response.completed | incomplete | failed, and error
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+import orjson
+
+from neper.errors import NeperError
+from neper.server.bodies.response_items import InputCall, InputItem, InputMessage, InputPart, InputReasoning
+from neper.server.bodies.response_tools import FunctionTool
+from neper.server.bodies.responses import ReasoningConfig, ResponsesBody, TextConfig
+from neper.server.choice import Delta
+from neper.server.entries.message import MessageEntries
+from neper.server.generation import Generation
+from neper.server.replies.chat import begun_call
+from neper.server.replies.reply import Reply
+from neper.server.service import Service
+from neper.types import JsonObject
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class _Item(ABC):
+    """An item of the output, which is told of in events of its own kind."""
+
+    prefix = ""
+
+    def __init__(self) -> None:
+        self.id = f"{self.prefix}_{secrets.token_hex(12)}"
+        self.status: Status = "in_progress"
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @abstractmethod
+    def json(self, *, begun: bool = False) -> JsonObject:
+        """The item as it stands; `begun`: as it stood before its first text."""
+
+    @abstractmethod
+    def input(self) -> InputItem:
+        """The item as a later request may send it back."""
+
+
+class _TextItem(_Item):
+    """An item with one part of text."""
+
+    text_kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries: list[bytes] = []
+
+    def add(self, text: str, entries: bytes) -> None:
+        self._texts.append(text)
+        if entries:
+            self._entries.append(entries)
+
+    @property
+    def logprobs(self) -> orjson.Fragment:
+        return orjson.Fragment(b"[%b]" % b",".join(self._entries))
+
+    @abstractmethod
+    def part(self) -> JsonObject:
+        """Its text as it stands."""
+
+
+class _Reasoning(_TextItem):
+    prefix = "rs"
+    text_kind = "reasoning_text"
+
+    def part(self) -> JsonObject:
+        return {"type": self.text_kind, "text": self.text}
+
+    def json(self, *, begun: bool = False) -> JsonObject:
+        content = [] if begun else [self.part()]
+        return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
+
+    def input(self) -> InputItem:
+        return InputReasoning(type="reasoning", content=[InputPart(type=self.text_kind, text=self.text)])
+
+
+class _Message(_TextItem):
+    prefix = "msg"
+    text_kind = "output_text"
+
+    def part(self) -> JsonObject:
+        return {"type": self.text_kind, "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+    def json(self, *, begun: bool = False) -> JsonObject:
+        content = [] if begun else [self.part()]
+        return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+
+    def input(self) -> InputItem:
+        return InputMessage(role="assistant", content=self.text)
+
+
+class _Call(_Item):
+    """A call of a function, whose arguments are the model's own text."""
+
+    prefix = "fc"
+
+    def __init__(self, name: str, call_id: str) -> None:
+        super().__init__()
+        self._call_id = call_id
+        self._name = name
+
+    def add(self, arguments: str) -> None:
+        self._texts.append(arguments)
+
+    def json(self, *, begun: bool = False) -> JsonObject:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": "" if begun else self.text,
+        }
+
+    def input(self) -> InputItem:
+        return InputCall(type="function_call", call_id=self._call_id, name=self._name, arguments=self.text)
+
+
+class ResponsesReply(Reply[ResponsesBody]):
+    """Takes deltas into items, and tells of it in events where they are wanted."""
+
+    def __init__(self, service: Service, body: ResponsesBody, generation: Generation, reply_id: str) -> None:
+        super().__init__(service, body, generation, reply_id)
+        self._entries = MessageEntries(service.entries, ids_as_text=self.ids_as_text)
+        self._id = reply_id.replace("-", "_")  # as clients know this endpoint's
+        self._status: Status = "in_progress"
+        self._items: list[_Item] = []
+        self._error = ""
+        self._num_reasoning_tokens = 0
+        self._events: list[bytes] = []
+        self._num_events = 0
+        self._given = self._given_fields()
+
+    def begin(self) -> bytes:
+        self._tell("response.created", response=self._response())
+        self._tell("response.in_progress", response=self._response())
+        return self._told()
+
+    def event(self, delta: Delta) -> bytes:
+        self.add(delta)
+        return self._told()
+
+    def add(self, delta: Delta) -> None:
+        if delta.parts is None:
+            self._add_text(_Message, delta.text, self._entries.of_delta(delta))
+        for part in delta.parts or ():
+            if part.field == "reasoning":
+                self._num_reasoning_tokens += len(part.tokens)
+                self._add_text(_Reasoning, part.text, b"")
+            elif part.field == "content":
+                self._add_text(_Message, part.text, self._entries.of_part(delta, part))
+            elif part.field == "name":
+                call_id, arguments = begun_call(self.service, self.generation.choices[0], part)
+                self._open(_Call(part.text, call_id))
+                if arguments:
+                    self._add_arguments(arguments)
+            else:
+                self._add_arguments(part.text)
+        if delta.finish_reason is not None:
+            self._finish("incomplete" if delta.finish_reason == "length" else "completed")
+
+    def end(self) -> bytes:
+        self._tell(f"response.{self._status}", response=self._response())
+        return self._told()
+
+    def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
+        if unfinished:
+            self._status, self._error = "failed", error.message
+            for item in self._items[-1:]:
+                item.status = "incomplete"
+            self._tell("response.failed", response=self._response())
+        # In `error` too, for clients that look there as in any stream.
+        fields = {"type": error.type, "message": error.message, "param": error.param, "code": error.code}
+        self._tell("error", code=error.code, message=error.message, param=error.param, error=fields)
+        return self._told()
+
+    def parts(self) -> Iterator[bytes]:
+        yield orjson.dumps(self._response())
+
+    def _add_text(self, kind: type[_TextItem], text: str, entries: bytes) -> None:
+        if not text and not entries:
+            return
+        if not self._items or not isinstance(self._items[-1], kind):
+            self._open(kind())
+        item = self._items[-1]
+        assert isinstance(item, _TextItem)
+        item.add(text, entries)
+        logprobs = {"logprobs": orjson.Fragment(b"[%b]" % entries)} if kind is _Message else {}
+        self._tell_of_content(f"{item.text_kind}.delta", delta=text, **logprobs)
+
+    def _add_arguments(self, text: str) -> None:
+        call = self._items[-1]
+        assert isinstance(call, _Call)
+        call.add(text)
+        self._tell_of_item("function_call_arguments.delta", delta=text)
+
+    def _finish(self, status: Status) -> None:
+        self._status = status
+        # Only a reply that was cut in its reasoning, or has calls, has no message.
+        if not self._items or (status == "completed" and isinstance(self._items[-1], _Reasoning)):
+            self._open(_Message())
+        parser = self.generation.choices[0].parser
+        num_calls = sum(isinstance(item, _Call) for item in self._items)
+        if isinstance(self._items[-1], _Call) and parser is not None and parser.num_completed == num_calls:
+            status = "completed"  # it was cut after its arguments
+        self._close(status)
+        if self.request.store is not False:
+            for item in self._items:
+                self.service.kept_items.keep(item.id, item.input(), item.text)
+
+    def _open(self, item: _Item) -> None:
+        if self._items:
+            self._close("completed")
+        self._items.append(item)
+        self._tell("response.output_item.added", output_index=len(self._items) - 1, item=item.json(begun=True))
+        if isinstance(item, _TextItem):
+            self._tell_of_content("content_part.added", part=item.part())
+
+    def _close(self, status: Status) -> None:
+        item = self._items[-1]
+        item.status = status
+        if isinstance(item, _TextItem):
+            logprobs = {"logprobs": item.logprobs} if isinstance(item, _Message) else {}
+            self._tell_of_content(f"{item.text_kind}.done", text=item.text, **logprobs)
+            self._tell_of_content("content_part.done", part=item.part())
+        else:
+            self._tell_of_item("function_call_arguments.done", arguments=item.text)
+        self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.json())
+
+    def _tell_of_content(self, what: str, **fields: object) -> None:
+        self._tell_of_item(what, content_index=0, **fields)
+
+    def _tell_of_item(self, what: str, **fields: object) -> None:
+        self._tell(f"response.{what}", item_id=self._items[-1].id, output_index=len(self._items) - 1, **fields)
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        if self.request.stream:
+            data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
+            self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            self._num_events += 1
+
+    def _told(self) -> bytes:
+        events, self._events = b"".join(self._events), []
+        return events
+
+    def _response(self) -> JsonObject:
+        """The response as it stands."""
+        error = {"code": "server_error", "message": self._error}
+        ended = self._status in ("completed", "incomplete")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if self._status == "completed" else None,
+            "status": self._status,
+            "error": error if self._status == "failed" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            **self._given,
+            "output": [item.json() for item in self._items],
+            "usage": self._usage() if ended else None,
+        }
+
+    def _given_fields(self) -> JsonObject:
+        """What the request said, and what goes without saying."""
+        body, sampling = self.request, self.generation.choices[0].request.sampling
+        text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
+        verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
+        return {
+            "background": False,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "model": self.service.model_name,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": sampling.temperature,
+            "text": {"format": _given(text.format) or {"type": "text"}, **verbosity},
+            "tool_choice": msgspec.to_builtins(body.choice),
+            "tools": [_shown_tool(function) for function in body.functions],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": sampling.top_p,
+            "truncation": body.truncation or "disabled",
+            "user": body.user,
+        }
+
+    def _usage(self) -> JsonObject:
+        usage = self.generation.usage()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+def _given(object: msgspec.Struct | None) -> JsonObject:
+    return {name: value for name, value in msgspec.to_builtins(object or {}).items() if value is not None}
+
+
+def _shown_tool(function: FunctionTool) -> JsonObject:
+    """The function with `strict` as it counts here: false unless it says true."""
+    shown = _given(function)
+    shown.pop("cache_control", None)
+    return {"parameters": None, **shown, "strict": bool(function.strict)}

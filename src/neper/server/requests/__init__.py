@@ -1,0 +1,1 @@
+"""Bodies to engine requests, every bound checked."""

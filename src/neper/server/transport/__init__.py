@@ -1,0 +1,1 @@
+"""Connections, hosts, bodies and errors: HTTP before any meaning."""
