@@ -1,4 +1,4 @@
-"""The README's command-line reference: made from the commands' own help, checked by a test."""
+"""docs/cli.md, the command-line reference: made from the commands' own help, checked by a test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reference() -> str:
 
 
 def main() -> int:
-    return update(ROOT / "README.md", "cli_reference.py", {"commands": reference()})
+    return update(ROOT / "docs" / "cli.md", "cli_reference.py", {"commands": reference()})
 
 
 if __name__ == "__main__":

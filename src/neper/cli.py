@@ -22,7 +22,7 @@ INTERRUPTED = 130
 MAX_STDIN = 16 * 2**20
 READER_GONE = 141
 
-# Plain help (rich_markup_mode None): it reads the same on a terminal, in a pipe and in the README.
+# Plain help (rich_markup_mode None): it reads the same on a terminal, in a pipe and in docs/cli.md.
 _SETTINGS: dict[str, Any] = {"rich_markup_mode": None, "no_args_is_help": True, "add_completion": False}
 app = typer.Typer(name="neper", pretty_exceptions_enable=False, **_SETTINGS)
 bench = typer.Typer(name="bench", help="Measure neper on this machine.", **_SETTINGS)
