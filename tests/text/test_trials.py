@@ -11,6 +11,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,15 @@ def test_case_112_a_process_that_is_stopped_or_killed_is_replaced(
         assert tried._short._trial.pid not in (pid, None)
 
     run(check())
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="sessions are not weighed here")
+def test_case_112_trials_leave_busy_cores_to_the_server(tried: Trials) -> None:
+    run(tried.check(choice(["a"]).text(), "p"))
+    pid = tried._short._trial.pid
+    assert pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    assert Path(f"/proc/{pid}/autogroup").read_text().endswith(" nice 10\n")
 
 
 def test_case_117_grammars_are_tried_beside_more_open_files_than_select_takes(tried: Trials) -> None:
