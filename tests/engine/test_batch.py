@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +13,7 @@ from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
 from neper.engine.plan.sequence import Sequence
 from neper.engine.step.batch import BatchBuilder, BatchInputs, row_buckets
 from neper.engine.step.inputs import InputBuffers, Layout
+from neper.engine.step.masks import MaskBuilder
 from neper.ops import noise_keys
 from neper.types import LogprobParams, Request, SamplingParams
 
@@ -145,3 +148,29 @@ def test_places_of_rows_depend_on_their_number_alone() -> None:
     )
     for name in ("hidden_rows", "slots", "offsets", "listed", "temperature", "top_p", "min_p", "keys"):
         assert few[name] == many[name]
+
+
+def test_a_slot_asks_for_what_its_sequence_now_asks_for() -> None:
+    lay_out = builder()
+    found = []
+    for top_k, min_tokens in ((5, 0), (2, 0), (2, 1), (None, 0)):
+        asks = chunk(1, 5, 1, tokens=6, top_k=top_k, min_tokens=min_tokens, stop_token_ids=(7,))  # type: ignore[arg-type]
+        plan = StepPlan((asks,))
+        sample = lay_out.build(plan).sample
+        assert sample is not None
+        found.append((sample.scored, sample.num_chosen))
+    # The third bans its end token, so it does not take the first of its list.
+    assert found == [(((5, 1),), 0), (((2, 1),), 0), (((2, 1),), 1), ((), 1)]
+
+
+def test_masks_that_are_kept_die_with_their_sequence() -> None:
+    masks = MaskBuilder(VOCAB)
+    asks = chunk(1, 5, 1, tokens=6, allowed_token_ids=(3, 40))  # type: ignore[arg-type]
+    first, again = (masks.build([asks], [0], torch.device("cpu")) for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert first.allowed(VOCAB).nonzero().tolist() == again.allowed(VOCAB).nonzero().tolist() == [[0, 3], [0, 40]]
+    left = weakref.ref(asks.seq)
+    del asks
+    gc.collect()
+    assert left() is None

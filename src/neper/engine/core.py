@@ -17,7 +17,7 @@ from neper.engine.plan.scheduler import ScheduledChunk, Scheduler
 from neper.engine.plan.sequence import Sequence
 from neper.engine.settings import MAX_LISTED
 from neper.engine.start import startup
-from neper.engine.step.masks import leaves_nothing
+from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.readback import StepOutput, StepResult
 from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
@@ -283,7 +283,7 @@ class EngineCore:
     def _own_problem(self, scheduled: ScheduledChunk) -> str | None:
         """The fault in the request itself that left a row without a token; None where its fields leave one."""
         matcher = scheduled.seq.matcher
-        nothing_left = leaves_nothing(scheduled, self.capabilities.vocab_size)
+        nothing_left = MaskBuilder(self.capabilities.vocab_size).leaves_nothing(scheduled)
         if matcher is not None and matcher.error is not None:
             return f"the grammar cannot be followed any further: {matcher.error}"
         if not nothing_left:

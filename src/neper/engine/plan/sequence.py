@@ -15,7 +15,6 @@ import numpy.typing as npt
 from neper.types import FinishReason, Request
 
 if TYPE_CHECKING:
-    from neper.engine.step.sampling_metadata import Want
     from neper.text.matcher import Matcher
 
 
@@ -43,8 +42,6 @@ class Sequence:
         queue_seconds: from its arrival until it was first admitted.
         matcher: of its grammar, up to the last token that was read; None where it has none.
         parked: its grammar goes on by that token beside the steps, and nothing else may look at its matcher meanwhile.
-        static_mask: the part of its mask that never changes, once that was made.
-        wants: what its rows ask for, once that was found: while it must not end yet, and from then on.
     """
 
     def __init__(self, request: Request, max_model_len: int) -> None:
@@ -64,8 +61,6 @@ class Sequence:
         self.queue_seconds = 0.0
         self.matcher: Matcher | None = None
         self.parked = False
-        self.static_mask: npt.NDArray[np.int32] | None = None
-        self.wants: dict[bool, Want] = {}
         room = max_model_len - self.num_prompt_tokens
         limit = request.sampling.max_tokens
         self.max_tokens = room if limit is None else min(limit, room)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.plan.sequence import Sequence
 from neper.engine.step.inputs import Array, InputBuffers, Layout, to_device
+from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.sampling_metadata import Kind, SampleInputs, Want
 from neper.engine.step.view_rows import is_processed, is_view, view_rows
 from neper.ops import noise_keys
@@ -92,6 +95,9 @@ class BatchBuilder:
         self._longest_list = longest_list
         self._buckets = buckets
         self._scratch = scratch
+        self._masks = MaskBuilder(vocab_size)
+        # By slot: whose row was last there, if it must not end yet, and what that row asks for.
+        self._wants: dict[int, tuple[ref[Sequence], bool, Want]] = {}
 
     def padded(self, rows: int) -> int:
         """The smallest bucket for so many rows."""
@@ -198,10 +204,10 @@ class BatchBuilder:
         """What the row of a chunk asks for."""
         seq = chunk.seq
         early = chunk.num_output_tokens < seq.request.sampling.min_tokens
-        want = seq.wants.get(early)
-        if want is None:
-            want = seq.wants[early] = self._find_want(chunk)
-        return want
+        found = self._wants.get(chunk.slot)
+        if found is None or found[0]() is not seq or found[1] != early:
+            found = self._wants[chunk.slot] = ref(seq), early, self._find_want(chunk)
+        return found[2]
 
     def _find_want(self, chunk: ScheduledChunk) -> Want:
         listed = chunk.seq.request.num_listed(self._vocab_size)
@@ -261,6 +267,7 @@ class BatchBuilder:
             bias=_bias(chunks, self._vocab_size, device),
             penalized=tuple(row for row, p in enumerate(params) if p.penalized),
             masked=tuple(row for row, p in enumerate(params) if p.masked),
+            mask_builder=self._masks,
             views=tuple(view_rows(chunks[views], views.start, self._vocab_size, device)),
             scored=tuple((top_k, len(list(run))) for top_k, run in scored),
         )

@@ -227,7 +227,7 @@ class KernelSampler:
         """Score rows with a way of their own and pack them from word `begin` on; returns the word after them."""
         _, token_ids, valid = self._kept(sample.num_padded)
         token_ids, valid = token_ids[view.rows], valid[view.rows]
-        source = view.source(self.buffers.logits[: sample.num_padded], edited, sample)
+        source = sample.view_logits(view, self.buffers.logits[: sample.num_padded], edited)
         scores = view.score(source, token_ids, valid, out=self._list_buffers(max(k for _, k in view.parts())))
         for part, top_k in view.parts():
             end = begin + (part.stop - part.start) * packed_width(top_k)
@@ -275,7 +275,7 @@ class KernelSampler:
         chunks = [sample.chunks[row] for row in sample.penalized]
         if sample.penalized:
             penalties = self._penalties.gather(sample.penalized, chunks)
-        edited = edit_logits(logits, penalties, sample.bias, sample.masks(logits.shape[1]))
+        edited = edit_logits(logits, penalties, sample.bias, sample.masks())
         self._draw(edited, sample.fields)
         _, token_ids, valid = self._kept(choice.rows)
         valid &= greedy_tokens(logits)[1]  # decided on the model's own logits too

@@ -64,7 +64,7 @@ class ReferenceSampler:
         if inputs.num_unscored:
             words.append(pack_tokens(token_ids[: inputs.num_unscored], valid[: inputs.num_unscored]))
         for view in inputs.views:
-            source = view.source(logits, edited, inputs)
+            source = inputs.view_logits(view, logits, edited)
             scores = view.score(source, token_ids[view.rows], valid[view.rows])
             words += [pack_scores(token_ids[view.rows][part], scores.take(part), k) for part, k in view.parts()]
         if plain < count:
@@ -90,7 +90,7 @@ class ReferenceSampler:
         if inputs.penalized:
             penalties = self._penalties.gather(inputs.penalized, chunks)
         if inputs.edited:
-            edited = edit_logits(logits, penalties, inputs.bias, inputs.masks(logits.shape[1]))
+            edited = edit_logits(logits, penalties, inputs.bias, inputs.masks())
         ids, finite = sample(logits, edited=edited, draws=inputs.draws())
         token_ids[: len(ids)] = ids
         valid[: len(ids)] = finite

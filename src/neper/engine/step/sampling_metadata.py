@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neper.engine.plan.scheduler import ScheduledChunk
 from neper.engine.step.inputs import to_device
-from neper.engine.step.masks import build_masks
+from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.view_rows import ViewRows
 from neper.ops import DrawInputs, Masks
 from neper.ops.sampling.reference import Bias
@@ -55,6 +55,7 @@ class SampleInputs:
         bias: logit bias and bans; None when there is none.
         penalized: the rows that have penalties.
         masked: the rows that may sample some ids only.
+        mask_builder: what makes their masks.
         views: groups of rows that are scored in a way of their own.
         scored: [(top_k, number of rows)], runs of the other rows that want logprobs, up to the last row.
     """
@@ -67,6 +68,7 @@ class SampleInputs:
     bias: Bias | None
     penalized: tuple[int, ...]
     masked: tuple[int, ...]
+    mask_builder: MaskBuilder
     views: tuple[ViewRows, ...]
     scored: tuple[tuple[int, int], ...]
 
@@ -113,7 +115,11 @@ class SampleInputs:
             filtered=self.filtered,
         )
 
-    def masks(self, vocab_size: int) -> Masks | None:
-        """What the masked rows may sample; None when there are none. See `build_masks`."""
+    def masks(self) -> Masks | None:
+        """The masks of the masked rows; None when there are none. See `MaskBuilder.build`."""
         chunks = [self.chunks[row] for row in self.masked]
-        return build_masks(chunks, self.masked, vocab_size, self.fields["slots"].device)
+        return self.mask_builder.build(chunks, self.masked, self.fields["slots"].device)
+
+    def view_logits(self, view: ViewRows, logits: Tensor, edited: Tensor | None) -> Tensor:
+        """The logits that a view's rows are scored by; see `ViewRows.source`."""
+        return view.source(logits, edited, self.draws(view.rows) if view.processed else None)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,12 +18,9 @@ from torch import Tensor
 from neper.engine.plan.scheduler import ScheduledChunk
 from neper.engine.settings import MAX_LISTED
 from neper.engine.step.inputs import to_device
-from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, token_logprobs
+from neper.ops import DrawInputs, LogprobBuffers, TokenLogprobs, TokenSets, token_logprobs
 from neper.ops.sampling.reference import filter_logits_
 from neper.types import LISTED_WHOLE, listed_places
-
-if TYPE_CHECKING:
-    from neper.engine.step.sampling_metadata import SampleInputs
 
 
 @dataclass(frozen=True)
@@ -59,17 +55,17 @@ class ViewRows:
         """Runs of rows with lists of the same length: their places among these rows, and that length."""
         return parts(self.listed)
 
-    def source(self, logits: Tensor, edited: Tensor | None, inputs: SampleInputs) -> Tensor:
+    def source(self, logits: Tensor, edited: Tensor | None, draws: DrawInputs | None) -> Tensor:
         """The logits that these rows are scored by, [n, V].
 
         Args:
             logits: [S or more, V], the model's own of all the step's rows.
             edited: [S or more, V] float32, what those were chosen from; None where nobody edits.
+            draws: parameters of those of these rows that are drawn; read in the processed view alone.
         """
         if not self.processed:
             return logits[self.rows]
         chosen = logits[self.rows].float() if edited is None else edited[self.rows]
-        draws = inputs.draws(self.rows)
         return chosen if draws is None else filter_logits_(chosen.clone(), draws)
 
     def score(
