@@ -11,7 +11,7 @@ import pytest
 
 from neper.config import ServerConfig
 from neper.server import long_texts, tokenization
-from neper.server.generation import ClientDisconnected
+from neper.server.transport.disconnect import ClientDisconnected
 from neper.text.tokenizer import Tokenizer
 from tests.server.conftest import Client, running, until
 from tests.server.test_errors import CHAT, COMPLETIONS, check

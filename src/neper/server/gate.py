@@ -28,9 +28,9 @@ from neper.errors import (
     ReceiveTimeoutError,
     RequestTimeoutError,
 )
-from neper.server.generation import ClientDisconnected
 from neper.server.service import Service
 from neper.server.transport.asgi import error_json, has_body, header, send_error
+from neper.server.transport.disconnect import ClientDisconnected
 from neper.server.transport.exchange import Exchange
 from neper.server.transport.hosts import AllowedHosts
 

@@ -14,30 +14,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from neper.engine.interface import Engine
 from neper.errors import EngineError, NeperError, RequestTimeoutError
 from neper.server.choice import Choice, Delta
+from neper.server.metrics import Metrics
 from neper.server.timing import ChoiceTiming
 from neper.types import JsonObject
-
-if TYPE_CHECKING:
-    from neper.server.service import Service
 
 log = logging.getLogger(__name__)
 
 
-class ClientDisconnected(Exception):
-    """The client is gone, so nobody is left to answer."""
+class Admission(Protocol):
+    """Counts the generations in flight."""
+
+    def enter(self, generation: Generation) -> None:
+        """Count a generation until it leaves. Raises OverloadedError or QueueFullError where there are too many."""
+
+    def leave(self, generation: Generation) -> None:
+        """Count it no longer. Does nothing for one that is not counted."""
 
 
 class Generation:
-    """The choices of one HTTP request in flight."""
+    """The choices of one HTTP request in flight.
 
-    def __init__(self, service: Service, choices: list[Choice], *, num_prompts: int) -> None:
+    Args:
+        timeout: seconds that they may take.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        admission: Admission,
+        metrics: Metrics,
+        choices: list[Choice],
+        *,
+        num_prompts: int,
+        timeout: float,
+    ) -> None:
         self.choices = choices
         self._num_prompts = num_prompts
-        self._service = service
+        self._timeout = timeout
+        self._engine = engine
+        self._admission = admission
+        self._metrics = metrics
         self._inbox: list[Delta] = []
         self._error: Exception | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -48,20 +69,19 @@ class Generation:
 
     def start(self) -> None:
         """Submit every choice, or none. Raises OverloadedError, EngineDeadError."""
-        self._service.enter(self)
+        self._admission.enter(self)
         try:
-            capabilities = self._service.engine.capabilities
+            capabilities = self._engine.capabilities
             for choice in self.choices:
                 choice.num_listed = choice.request.num_listed(capabilities.vocab_size)
                 choice.may_be_unscored = capabilities.logprobs is not True  # it may have turned out just now
-                choice.stream = self._service.engine.submit(choice.request)
+                choice.stream = self._engine.submit(choice.request)
         except BaseException:
             self.close()
             raise
         self._pumps = [asyncio.create_task(self._pump(choice)) for choice in self.choices]
-        seconds = self._service.config.request_timeout
-        error = RequestTimeoutError(f"the request took longer than {seconds:g} seconds")
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
+        error = RequestTimeoutError(f"the request took longer than {self._timeout:g} seconds")
+        self._timer = asyncio.get_running_loop().call_later(self._timeout, self.fail, error)
 
     async def next_deltas(self) -> list[Delta]:
         """All deltas that are pending, at least one; empty when every choice has finished. Raises what went wrong."""
@@ -91,7 +111,7 @@ class Generation:
         for choice in self.choices:
             if choice.stream is not None:
                 choice.stream.close()
-        self._service.leave(self)
+        self._admission.leave(self)
 
     @property
     def scores_prompts(self) -> bool:
@@ -112,10 +132,10 @@ class Generation:
 
     async def _pump(self, choice: Choice) -> None:
         assert choice.stream is not None
-        timing, metrics = self.timings[choice.index], self._service.metrics
+        timing = self.timings[choice.index]
         try:
             async for chunk in choice.stream:
-                metrics.observe_chunk(timing, chunk)
+                self._metrics.observe_chunk(timing, chunk)
                 if choice.validated:
                     delta = await asyncio.to_thread(choice.step, chunk)
                 else:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from neper.errors import ContextLengthError, OverloadedError
-from neper.server.generation import ClientDisconnected
+from neper.server.transport.disconnect import ClientDisconnected
 
 # Above this, work is done in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
 INLINE_CHARACTERS = 10_000

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from neper.engine.interface import Engine
 from neper.server.timing import ChoiceTiming, Tally
+from neper.server.transport.connections import Connections
 from neper.server.transport.exchange import Exchange
 from neper.types import TokenChunk
-
-if TYPE_CHECKING:
-    from neper.server.service import Service
 
 # What EngineStats' fields are called outside, and what they are. The first ones go up and down.
 _GAUGES = {
@@ -50,13 +49,23 @@ _DURATION_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 1
 _CLIENT_GONE = "499"
 
 
+class InFlight(Protocol):
+    """The work in flight, counted."""
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def num_choices(self) -> int: ...
+
+
 class Metrics:
     """The metrics of one application, in a registry of its own."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, engine: Engine, in_flight: InFlight, connections: Connections, *, model_name: str) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._model_name = service.model_name
-        self._registry.register(_EngineCounts(service))
+        self._model_name = model_name
+        self._registry.register(_Counts(engine, in_flight, connections))
         self._requests = Counter(
             "neper_http_requests",
             "HTTP requests answered, by route and status.",
@@ -157,13 +166,16 @@ class _Labelled:
             yield metric
 
 
-class _EngineCounts(Collector):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+class _Counts(Collector):
+    """The counts of others, read when somebody asks."""
+
+    def __init__(self, engine: Engine, in_flight: InFlight, connections: Connections) -> None:
+        self._engine = engine
+        self._in_flight = in_flight
+        self._connections = connections
 
     def collect(self) -> Iterator[Metric]:
-        service = self._service
-        stats = service.engine.stats()
+        stats = self._engine.stats()
         for field, (name, help) in _GAUGES.items():
             yield GaugeMetricFamily(f"neper_{name}", help, value=getattr(stats, field))
         for field, (name, help) in _COUNTERS.items():
@@ -180,17 +192,17 @@ class _EngineCounts(Collector):
                 "Share of the KV cache's blocks that is held, from 0 to 1.",
                 value=1 - stats.free_blocks / stats.total_blocks,
             )
-        yield GaugeMetricFamily("neper_engine_up", "1 while the engine can take requests.", value=service.engine.alive)
+        yield GaugeMetricFamily("neper_engine_up", "1 while the engine can take requests.", value=self._engine.alive)
         yield GaugeMetricFamily(
-            "neper_http_requests_in_progress", "HTTP requests being answered.", value=service.num_requests
+            "neper_http_requests_in_progress", "HTTP requests being answered.", value=self._in_flight.num_requests
         )
         yield GaugeMetricFamily(
-            "neper_choices_in_progress", "Choices in flight, running and waiting.", value=service.num_choices
+            "neper_choices_in_progress", "Choices in flight, running and waiting.", value=self._in_flight.num_choices
         )
-        yield GaugeMetricFamily("neper_connections", "Open connections.", value=len(service.connections))
+        yield GaugeMetricFamily("neper_connections", "Open connections.", value=len(self._connections))
         ended = CounterMetricFamily(
             "neper_connections_ended", "Connections that the server has ended or refused, by reason.", labels=["reason"]
         )
-        for reason, count in service.connections.ended.items():
+        for reason, count in self._connections.ended.items():
             ended.add_metric([reason], count)
         yield ended

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope
@@ -26,6 +26,7 @@ from neper.errors import (
 from neper.server.bodies.strict import Body, decode_body
 from neper.server.entries.entries import Entries
 from neper.server.entries.score_texts import ScoreBatch
+from neper.server.generation import Generation
 from neper.server.kept_items import KeptItems
 from neper.server.lane import Lane
 from neper.server.long_texts import INLINE_CHARACTERS, Encoding, LongTexts
@@ -40,9 +41,6 @@ from neper.text.tokenizer import Tokenizer
 from neper.text.tools import PLAIN_FORM, tool_format
 from neper.text.trials import Trials
 from neper.types import JsonObject
-
-if TYPE_CHECKING:
-    from neper.server.generation import Generation
 
 # Larger bodies are decoded in a thread: at worst 2 ms of work, some of which lets the event loop run.
 INLINE_BYTES = 32 * 1024
@@ -91,7 +89,7 @@ class Service:
         self.scores = ScoreBatch()
         self.trials = Trials(tokenizer, engine.capabilities.vocab_size, eos_token_ids)
         self.connections = Connections(config)
-        self.metrics = Metrics(self)
+        self.metrics = Metrics(engine, self, self.connections, model_name=model_name)
         self.created = int(time.time())
         self.draining = False
         self.num_choices = 0

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher, LLTokenizer
 
 from neper.errors import EngineError
+from neper.text.grammar_vocabulary import bytes_tokenizer
 from neper.text.json_schema import JsonSchema
-from neper.text.matcher import LIMITS, bytes_tokenizer
+from neper.text.matcher import LIMITS
 from neper.text.reader import SPACES
 
 MIN_CHECKS = 50_000

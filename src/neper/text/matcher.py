@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 from neper.errors import InvalidRequestError
 from neper.text.grammar_problems import problem_of
+from neper.text.grammar_vocabulary import GrammarVocabulary, bytes_tokenizer
 from neper.text.recent import Recent
 from neper.text.tokenizer import Tokenizer
-from neper.text.trial import Vocabulary
-from neper.text.trials import vocabulary_of
 from neper.types import Int32Array
 
 # The defaults refuse lists of words over a vocabulary of 150,000 (items of a step), and rules with more than 1,000
@@ -195,11 +194,11 @@ def _thread() -> _ThreadOwn:
 class Compiler:
     """Compiles grammars for one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
         bits = np.zeros(-(-vocabulary.size // 32) * 32, dtype=np.uint8)
         bits[: vocabulary.size] = [bool(token) for token in vocabulary.tokens[: vocabulary.size]]
         self._exists: Int32Array = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
-        self._tokenizer = _tokenizer(vocabulary, encode or self._encode)
+        self._tokenizer = vocabulary.tokenizer(encode or self._encode)
 
     def start(self, text: str) -> LLMatcher:
         """llguidance's matcher at the beginning of a serialised grammar; it may be in error."""
@@ -261,30 +260,5 @@ class Grammars:
         with self._compiler_lock:
             if self._compiled is None:
                 encode = functools.partial(self._source[0].encode, add_special_tokens=False)
-                self._compiled = Compiler(vocabulary_of(*self._source), encode)
+                self._compiled = Compiler(GrammarVocabulary.read(*self._source), encode)
             return self._compiled
-
-
-def bytes_tokenizer() -> LLTokenizer:
-    """A vocabulary of single bytes."""
-    tokens = [bytes([byte]) for byte in range(256)]
-    return _tokenizer(Vocabulary(257, [*tokens, b"<end>"], [], [256]), lambda text: list(text.encode()))
-
-
-def _tokenizer(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(vocabulary, encode)), eos_token=vocabulary.ends)
-
-
-class _Vocabulary:
-    """A vocabulary as llguidance reads it."""
-
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> None:
-        self.tokens = vocabulary.tokens
-        self.special_token_ids = vocabulary.control
-        self.eos_token_id = vocabulary.ends[0]
-        self._encode = encode
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text)

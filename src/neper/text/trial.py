@@ -18,14 +18,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import msgspec
 
 from neper.text.grammar_problems import problem_of
-
-if TYPE_CHECKING:
-    from neper.text.matcher import Compiler
+from neper.text.grammar_vocabulary import GrammarVocabulary
+from neper.text.matcher import Compiler
 
 WATCHDOG_SECONDS = 30.0
 """Wall time after which a trial is held to have been stopped, not to compute; its limit counts CPU time."""
@@ -36,22 +35,6 @@ _MEMORY_BYTES = 512 * 2**20  # beyond what the process has
 _TOKENS = 3  # tokens that each of a trial's texts goes on by
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "it takes too much memory"
-
-
-class Vocabulary(msgspec.Struct, frozen=True):
-    """The vocabulary and limits that grammars are compiled for.
-
-    Attributes:
-        size: width of the logits. Ids beyond it are never allowed.
-        tokens: each id's bytes; an id without token has none.
-        control: the ids that are control tokens.
-        ends: the ids that may come where a grammar may end, at least one.
-    """
-
-    size: int
-    tokens: list[bytes]
-    control: list[int]
-    ends: list[int]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -76,7 +59,7 @@ class Trial:
     One thread uses it at a time.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -142,11 +125,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _serve() -> None:
     """A vocabulary, then what to try, a line each; a line answers each."""
-    from neper.text.matcher import Compiler
-
     _be_nice()
     lines = iter(sys.stdin.buffer)
-    compiler = Compiler(msgspec.json.decode(next(lines), type=Vocabulary))
+    compiler = Compiler(msgspec.json.decode(next(lines), type=GrammarVocabulary))
     print(flush=True)
     for line in lines:
         seconds, text = msgspec.json.decode(line, type=tuple[float, str])

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from neper.errors import InvalidRequestError, OverloadedError
 from neper.text.grammar import MAX_CHARACTERS, json_object
+from neper.text.grammar_vocabulary import GrammarVocabulary
 from neper.text.recent import Recent
 from neper.text.tokenizer import Tokenizer
-from neper.text.trial import Outcome, Trial, Vocabulary
+from neper.text.trial import Outcome, Trial
 
 SHORT_SECONDS = 0.1
 """CPU time of a first trial. Nearly all grammars take a tenth of it."""
@@ -91,24 +92,14 @@ class Trials:
         known.put(key, outcome.problem)
         return outcome.problem
 
-    def _vocabulary(self) -> Vocabulary:
-        return vocabulary_of(*self._source)
-
-
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-    tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-    control = sorted(token_id for token_id in tokenizer.special_token_ids if token_id < vocab_size)
-    ends = list(eos_token_ids)
-    if not ends:  # then it is one beyond the logits
-        ends = [len(tokens)]
-        tokens.append(b"<end>")
-    return Vocabulary(vocab_size, tokens, control, ends)
+    def _vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary.read(*self._source)
 
 
 class _Lane:
     """Trials of one length: a process, a thread that waits for it, and those that wait for that."""
 
-    def __init__(self, name: str, seconds: float, most: int, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, name: str, seconds: float, most: int, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._seconds = seconds
         self._most = most
         self._trial = Trial(vocabulary)

@@ -10,9 +10,9 @@ import orjson
 
 from neper.server.bodies.chat import ChatBody
 from neper.server.choice import Choice, Delta, Part, join_rows
-from neper.server.entries.message import MessageEntries
 from neper.server.generation import Generation
 from neper.server.replies.choices import ChoicesReply
+from neper.server.replies.message_entries import MessageEntries
 from neper.server.service import Service
 from neper.text.token_text import Field
 from neper.text.tools import MadeCall

@@ -15,9 +15,10 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from neper.errors import InternalError, NeperError
-from neper.server.generation import ClientDisconnected, Generation
+from neper.server.generation import Generation
 from neper.server.replies.reply import Reply
 from neper.server.transport.asgi import send_parts
+from neper.server.transport.disconnect import ClientDisconnected
 from neper.server.transport.exchange import Exchange
 
 log = logging.getLogger(__name__)

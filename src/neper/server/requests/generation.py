@@ -168,7 +168,14 @@ async def new_generation(
             "(--max-listed): ask for fewer of them, fewer tokens or fewer choices",
             param="prompt_logprobs" if body.prompt_logprobs is not None or logprobs.top_k is None else "logprobs",
         )
-    return Generation(service, choices, num_prompts=len(prompts))
+    return Generation(
+        service.engine,
+        service,
+        service.metrics,
+        choices,
+        num_prompts=len(prompts),
+        timeout=service.config.request_timeout,
+    )
 
 
 def _num_listed(request: Request, vocab_size: int) -> int:

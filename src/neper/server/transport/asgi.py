@@ -10,7 +10,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from neper.errors import InvalidRequestError, NeperError, RequestTooLargeError, UnsupportedMediaTypeError
-from neper.server.generation import ClientDisconnected
+from neper.server.transport.disconnect import ClientDisconnected
 
 Header = tuple[bytes, bytes]
 Result = TypeVar("Result")
