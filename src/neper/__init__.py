@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neper.engine.llm import LLM, Completion, TextDelta
+    from neper.errors import (
+        ConfigError,
+        ContextLengthError,
+        EngineError,
+        InvalidLogitsError,
+        InvalidRequestError,
+        ModelLoadError,
+        NeperError,
+        StartupError,
+    )
     from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, linear_logprobs, token_logprobs
     from neper.types import FinishReason, LogprobParams, PackedRows, SamplingParams
 
@@ -15,11 +25,19 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Completion",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineError",
     "FinishReason",
+    "InvalidLogitsError",
+    "InvalidRequestError",
     "LogprobBuffers",
     "LogprobParams",
+    "ModelLoadError",
+    "NeperError",
     "PackedRows",
     "SamplingParams",
+    "StartupError",
     "TextDelta",
     "TokenLogprobs",
     "TokenSets",
@@ -32,11 +50,19 @@ __all__ = [
 _HOMES = {
     "LLM": "neper.engine.llm",
     "Completion": "neper.engine.llm",
+    "ConfigError": "neper.errors",
+    "ContextLengthError": "neper.errors",
+    "EngineError": "neper.errors",
     "FinishReason": "neper.types",
+    "InvalidLogitsError": "neper.errors",
+    "InvalidRequestError": "neper.errors",
     "LogprobBuffers": "neper.ops",
     "LogprobParams": "neper.types",
+    "ModelLoadError": "neper.errors",
+    "NeperError": "neper.errors",
     "PackedRows": "neper.types",
     "SamplingParams": "neper.types",
+    "StartupError": "neper.errors",
     "TextDelta": "neper.engine.llm",
     "TokenLogprobs": "neper.ops",
     "TokenSets": "neper.ops",

@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from neper.errors import StartupError
+from neper.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
 LOGPROBS_MODES = ("raw_logprobs", "tempered_logprobs", "processed_logprobs")
@@ -61,29 +61,29 @@ class EngineConfig:
         for name in ("block_size", *optional):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise StartupError(f"{name} must be at least 1, got {value}")
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         # Beyond these no machine follows, and what it would say is hard to read.
         for name, limit in (("max_num_seqs", 2**16), ("max_num_batched_tokens", 2**20), ("block_size", 2**12)):
             value = getattr(self, name)
             if value is not None and value > limit:
-                raise StartupError(f"{name} must be at most {limit}, got {value}")
+                raise ConfigError(f"{name} must be at most {limit}, got {value}")
         if self.max_logprobs < -1:
-            raise StartupError(f"max_logprobs must be at least 0, or -1 for no cap, got {self.max_logprobs}")
+            raise ConfigError(f"max_logprobs must be at least 0, or -1 for no cap, got {self.max_logprobs}")
         if self.dtype not in (None, "float32", "bfloat16"):
-            raise StartupError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+            raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
         if self.device is not None and not _DEVICE.fullmatch(self.device):
-            raise StartupError(f"device {self.device!r} is not known; use cpu or cuda")
+            raise ConfigError(f"device {self.device!r} is not known; use cpu or cuda")
         if self.scoring not in (None, "device", "host"):
-            raise StartupError(f"scoring must be device or host, got {self.scoring!r}")
+            raise ConfigError(f"scoring must be device or host, got {self.scoring!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise StartupError(
+            raise ConfigError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
             )
 
     def context(self, limit: int) -> int:
-        """The longest prompt + reply with a model of that context; StartupError where more was asked for."""
+        """The longest prompt + reply with a model of that context; ConfigError where more was asked for."""
         if self.max_model_len is not None and self.max_model_len > limit:
-            raise StartupError(f"max_model_len {self.max_model_len} is beyond the model's context of {limit} tokens")
+            raise ConfigError(f"max_model_len {self.max_model_len} is beyond the model's context of {limit} tokens")
         return self.max_model_len or limit
 
 
@@ -102,7 +102,7 @@ class WatchConfig:
     def __post_init__(self) -> None:
         for name in ("engine_unhealthy_after", "engine_restart_after", "engine_step_timeout"):
             if not getattr(self, name) > 0:
-                raise StartupError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,19 +127,21 @@ class LineEngineConfig:
 
     def __post_init__(self) -> None:
         if self.engine_command is not None and self.tokenizer is None:
-            raise StartupError("--engine-command needs --tokenizer: where its model's tokenizer is")
-        try:
-            if self.engine_command is not None and not shlex.split(self.engine_command):
-                raise StartupError("engine_command is empty")
-        except ValueError as error:
-            raise StartupError(f"engine_command {self.engine_command!r} is no command line: {error}") from None
+            raise ConfigError("--engine-command needs --tokenizer: where its model's tokenizer is")
+        if self.engine_command is not None:
+            try:
+                words = shlex.split(self.engine_command)
+            except ValueError as error:
+                raise ConfigError(f"engine_command {self.engine_command!r} is no command line: {error}") from None
+            if not words:
+                raise ConfigError("engine_command is empty")
         if self.engine_command is None and self.tokenizer is not None:
-            raise StartupError("--tokenizer needs --engine-command: neper's own engine has its model's tokenizer")
+            raise ConfigError("--tokenizer needs --engine-command: neper's own engine has its model's tokenizer")
         if self.engine_command is None and self.engine_log is not None:
-            raise StartupError("--engine-log needs --engine-command: neper's own engine logs with the server")
+            raise ConfigError("--engine-log needs --engine-command: neper's own engine logs with the server")
         for name in ("engine_start_timeout", "engine_silence_timeout"):
             if not getattr(self, name) > 0:
-                raise StartupError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,15 +219,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if self.log_level not in LOG_LEVELS:
-            raise StartupError(
+            raise ConfigError(
                 f"log_level must be {', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}, got {self.log_level!r}"
             )
         if self.api_key == "":
-            raise StartupError("api_key is empty: give one, or leave the option out to need none")
+            raise ConfigError("api_key is empty: give one, or leave the option out to need none")
         if sum(key is not None for key in (self.api_key, self.api_key_file, self.api_key_env)) > 1:
-            raise StartupError("give one of --api-key, --api-key-file and --api-key-env")
+            raise ConfigError("give one of --api-key, --api-key-file and --api-key-env")
         if self.served_model_name is not None and not self.served_model_name.strip():
-            raise StartupError("served_model_name is empty: give a name, or leave the option out")
+            raise ConfigError("served_model_name is empty: give a name, or leave the option out")
         for name, value, known in (
             ("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES),
             ("tool_call_parser", self.tool_call_parser, (None, *TOOL_CALL_PARSERS)),
@@ -233,7 +235,7 @@ class ServerConfig:
         ):
             if value not in known:
                 listed = ", ".join(choice for choice in known if choice is not None)
-                raise StartupError(f"{name} must be one of {listed}; got {value!r}")
+                raise ConfigError(f"{name} must be one of {listed}; got {value!r}")
         for name, least in (
             ("max_body_bytes", 1),
             ("max_kept_bytes", 0),
@@ -247,19 +249,19 @@ class ServerConfig:
         ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise StartupError(f"{name} must be at least {least}, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise StartupError(
+                raise ConfigError(
                     f"allowed_origins: {origin!r} is no origin; write for example https://example.com or *"
                 )
         for host in self.allowed_hosts:
             if not _HOST.fullmatch(host):
-                raise StartupError(
+                raise ConfigError(
                     f"allowed_hosts: {host!r} is no host name; write for example llm.example.com, *.example.com or *"
                 )
         if not self.receive_timeout > 0:
-            raise StartupError(f"receive_timeout must be above 0, got {self.receive_timeout}")
+            raise ConfigError(f"receive_timeout must be above 0, got {self.receive_timeout}")
         for name in ("request_timeout", "keep_alive_timeout", "stream_ping_interval", "drain_timeout"):
             if not getattr(self, name) >= 0:
-                raise StartupError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

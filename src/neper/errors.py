@@ -1,4 +1,7 @@
-"""The exception tree: every error that a user can meet, each with its HTTP status and OpenAI code."""
+"""The exception tree: every error that a user can meet, each with its HTTP status and OpenAI code.
+
+Wrong arguments of the library are ValueErrors as well.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class InternalError(NeperError):
     code = "internal_error"
 
 
-class InvalidRequestError(NeperError):
+class InvalidRequestError(NeperError, ValueError):
     """A field of the request is wrong; nothing was started."""
 
     status = 400
@@ -177,6 +180,10 @@ class StartupError(NeperError):
     """neper cannot start as configured. The message says what to change."""
 
     code = "startup"
+
+
+class ConfigError(StartupError, ValueError):
+    """A setting has a value that it cannot have."""
 
 
 class ModelLoadError(StartupError):

@@ -137,6 +137,15 @@ def test_a_model_that_is_not_there() -> None:
         LLM("no/such/model/anywhere")
 
 
+def test_wrong_arguments_are_value_errors(llm: LLM, tiny_dir: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="sampling_params holds 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(ValueError, match="tokens, the model's context"):
+        llm.generate([[0] * 10_000])
+    with pytest.raises(ValueError, match="device 'tpu' is not known"):
+        LLM(str(tiny_dir("llama")), device="tpu")
+
+
 def test_public_names_resolve() -> None:
     for name in neper.__all__:
         assert getattr(neper, name) is not None

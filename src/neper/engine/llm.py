@@ -157,7 +157,8 @@ class LLM:
         **config: fields of neper.config.EngineConfig (dtype, max_model_len, max_num_seqs, ...).
 
     Raises:
-        StartupError: the model cannot be loaded, or a setting does not fit.
+        ConfigError: a setting has a value that it cannot have.
+        StartupError: the model cannot be loaded, or a setting does not fit this machine.
     """
 
     def __init__(

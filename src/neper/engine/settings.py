@@ -9,7 +9,7 @@ import torch
 
 from neper import machine
 from neper.config import EngineConfig
-from neper.errors import StartupError
+from neper.errors import ConfigError, StartupError
 from neper.models.model_config import ModelConfig
 from neper.ops import backends
 from neper.types import LISTED_WHOLE, packed_width
@@ -112,15 +112,18 @@ def choose_scoring(asked: str | None, device: torch.device, vocab_size: int) -> 
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device by that name, or the best there is; StartupError where it is not known or not there."""
+    """The device by that name, or the best there is.
+
+    Raises ConfigError where it is not known, StartupError where it is not there.
+    """
     if name is None:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise StartupError(f"device {name!r} is not known; use cpu or cuda") from error
+        raise ConfigError(f"device {name!r} is not known; use cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
-        raise StartupError(f"device {name!r} is not supported; use cpu or cuda")
+        raise ConfigError(f"device {name!r} is not supported; use cpu or cuda")
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise StartupError(
