@@ -181,8 +181,10 @@ def chat(
     comes the reply as text. The first line names the columns.
     """
     from neper.chat import chat as run
+    from neper.engine.remote.openmp import wait_briefly
     from neper.types import SamplingParams
 
+    wait_briefly()
     if not math.isfinite(temperature):
         raise typer.BadParameter(f"{temperature} is no temperature", param_hint="--temperature")
     run(
@@ -235,6 +237,9 @@ def line_engine(
 
     QUIT or the end of standard input ends the engine; what runs is dropped. Its log is on standard error.
     """
+    from neper.engine.remote.openmp import wait_briefly
+
+    wait_briefly()
     from neper.wire.speak import run
 
     raise typer.Exit(run(dataclasses.replace(engine, model=model)))

@@ -1,4 +1,4 @@
-"""The way that OpenMP's threads wait in the engine process: set by its environment, before torch is loaded."""
+"""The way that OpenMP's threads wait where neper computes: set by the environment, before torch is loaded."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def environment() -> dict[str, str]:
     if any(variable in os.environ for variable in _VARIABLES):
         return dict(os.environ)
     return {**os.environ, "GOMP_SPINCOUNT": str(_SPIN_COUNT)}
+
+
+def wait_briefly() -> None:
+    """Sets the same for this process, a command's own, before it loads torch."""
+    os.environ.update(environment())
