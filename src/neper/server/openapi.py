@@ -13,7 +13,7 @@ from neper import errors
 from neper.server.bodies.chat import ChatBody
 from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import PARTS, ResponsesBody
-from neper.server.bodies.strict import Strict
+from neper.server.bodies.strict import Strict, only_values
 from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
 from neper.server.replies import schemas as replies
 from neper.types import JsonObject
@@ -271,10 +271,11 @@ def _strict_structs() -> list[type[Strict]]:
 
 def _tell_refused(schema: JsonObject, kind: type[Strict]) -> None:
     names = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
-    for name in kind.later:
-        schema["properties"][names[name]] = {"type": "null", "description": _REFUSED}
-    for name, value in kind.neutral.items():
-        schema["properties"][names[name]] = {"anyOf": [_only(value), {"type": "null"}], "description": _NEUTRAL}
+    for name, value in only_values(kind).items():
+        if value is None:
+            schema["properties"][names[name]] = {"type": "null", "description": _REFUSED}
+        else:
+            schema["properties"][names[name]] = {"anyOf": [_only(value), {"type": "null"}], "description": _NEUTRAL}
 
 
 def _only(value: Any) -> JsonObject:

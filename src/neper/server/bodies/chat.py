@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.bodies.completion import GenerationBody, Positive, TextPart
-from neper.server.bodies.strict import Name, Strict
+from neper.server.bodies.strict import Name, Only, Refused, Strict
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ContentPart(TextPart):
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
+    image_url: Refused = None
+    input_audio: Refused = None
+    file: Refused = None
     cache_control: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("image_url", "input_audio", "file")
 
 
 class FunctionCall(Strict):
@@ -51,13 +49,10 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    audio: Any = None
-    annotations: Any = None
-    function_call: Any = None
+    audio: Refused = None
+    annotations: Annotated[Any, Only([])] = None
+    function_call: Refused = None
     cache_control: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("audio", "function_call")
-    neutral: ClassVar[dict[str, Any]] = {"annotations": []}
 
     @property
     def told_reasoning(self) -> str | None:
@@ -71,7 +66,7 @@ class Message(Strict):
         return None if self.content is None and not told else "".join(text or "" for text in told)
 
     def check(self, where: str) -> None:
-        self.refuse_later_fields("messages")
+        self.check_unsupported("messages")
         types = ("text", "refusal") if self.role == "assistant" else ("text",)
         for part in self.content if isinstance(self.content, list) else ():
             part.check(f"{where}.content", "messages", types)
@@ -124,7 +119,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Positive | None = None
     logprobs: bool | int | None = None
     top_logprobs: TopLogprobs | None = None
-    echo: Any = None
+    echo: Annotated[Any, Only(False)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -133,30 +128,14 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
-    modalities: Any = None
+    modalities: Annotated[Any, Only(["text"])] = None
     verbosity: Any = None  # a hint
-    functions: Any = None
-    function_call: Any = None
-    add_special_tokens: Any = None
-    # Known, for later.
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (
-        *GenerationBody.later,
-        "audio",
-        "prediction",
-        "web_search_options",
-    )
-    neutral: ClassVar[dict[str, Any]] = {
-        **GenerationBody.neutral,
-        "echo": False,
-        "modalities": ["text"],
-        "functions": [],
-        "function_call": "none",
-        "add_special_tokens": False,
-    }
+    functions: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only("none")] = None
+    add_special_tokens: Annotated[Any, Only(False)] = None
+    audio: Refused = None
+    prediction: Refused = None
+    web_search_options: Refused = None
 
     def check(self) -> None:
         super().check()

@@ -1,18 +1,17 @@
 """Request bodies: their fields, types and plain bounds, decoded strictly (true, 1.0 and "5" are no integers).
 
 Every field may be null, which equals absent, so every default here is None and the real default is chosen where the
-field is used. Fields listed as `later` are known but not implemented: anything but null is refused, never ignored. Of
-those in `neutral` one other value is taken: that which changes nothing here.
+field is used. A field that is known but not implemented is refused by its type (`Only`), and never ignored.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
-from neper.server.bodies.strict import RequestBody, Strict
+from neper.server.bodies.strict import Only, RequestBody, Strict
 from neper.server.bodies.structured import ResponseFormat, StructuredOutputs
 from neper.types import LogprobsMode
 
@@ -55,7 +54,7 @@ class TextPart(Strict):
                 f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
                 param=param,
             )
-        self.refuse_later_fields(param)
+        self.check_unsupported(param)
         name, other = ("refusal", "text") if self.type == "refusal" else ("text", "refusal")
         if getattr(self, name) is None or getattr(self, other) is not None:
             raise InvalidRequestError(f"{where}: a {self.type} part has a {name}, and no {other}", param=param)
@@ -64,9 +63,7 @@ class TextPart(Strict):
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
-
-    neutral: ClassVar[dict[str, Any]] = {"include_obfuscation": False}
+    include_obfuscation: Annotated[bool | None, Only(False)] = None
 
 
 class GenerationBody(RequestBody):
@@ -103,43 +100,32 @@ class GenerationBody(RequestBody):
     # Hints: they cannot change the answer, or only wish for it, and are taken without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    store: Annotated[bool | None, Only(False)] = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Any = None
     client_metadata: Any = None
     cache_control: Any = None
-    # Other servers', with the only value of each that changes nothing here.
-    priority: Any = None
-    spaces_between_special_tokens: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    early_stopping: Any = None
-    typical_p: Any = None
-    include_reasoning: Any = None
-
-    neutral: ClassVar[dict[str, Any]] = {
-        "store": False,
-        "priority": 0,
-        "spaces_between_special_tokens": True,
-        "use_beam_search": False,
-        "length_penalty": 1,
-        "early_stopping": False,
-        "typical_p": 1,
-        "include_reasoning": True,
-    }
+    # Other servers'.
+    priority: Annotated[Any, Only(0)] = None
+    spaces_between_special_tokens: Annotated[Any, Only(True)] = None
+    use_beam_search: Annotated[Any, Only(False)] = None
+    length_penalty: Annotated[Any, Only(1)] = None
+    early_stopping: Annotated[Any, Only(False)] = None
+    typical_p: Annotated[Any, Only(1)] = None
+    include_reasoning: Annotated[Any, Only(True)] = None
 
     def check(self) -> None:
         """Refuse what is known but not implemented, and fields that contradict each other."""
-        self.refuse_later_fields()
+        self.check_unsupported()
         if self.allowed_token_ids is not None and self.logprob_token_ids is not None:
             raise InvalidRequestError(
                 "logprob_token_ids and allowed_token_ids exclude each other: allowed ids are listed anyway",
                 param="logprob_token_ids",
             )
         if self.stream_options is not None:
-            self.stream_options.refuse_later_fields("stream_options")
+            self.stream_options.check_unsupported("stream_options")
             if not self.stream:
                 raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -167,10 +153,8 @@ class CompletionBody(GenerationBody):
     logprobs: Alternatives | None = None
     echo: bool | None = None
     best_of: Positive | None = None
-    suffix: str | None = None
-    add_special_tokens: Any = None
-
-    neutral: ClassVar[dict[str, Any]] = {**GenerationBody.neutral, "suffix": "", "add_special_tokens": True}
+    suffix: Annotated[str | None, Only("")] = None
+    add_special_tokens: Annotated[Any, Only(True)] = None
 
     def check(self) -> None:
         super().check()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from neper.errors import UnsupportedError
 from neper.server.bodies.completion import TextPart
-from neper.server.bodies.strict import Strict
+from neper.server.bodies.strict import Refused, Strict
 from neper.server.bodies.typed import decode_object, one_of, type_of
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -22,23 +22,13 @@ class InputPart(TextPart):
     # Hints: they cannot change the answer.
     prompt_cache_breakpoint: Any = None
     cache_control: Any = None
-    image_url: Any = None
-    file_id: Any = None
-    file_url: Any = None
-    file_data: Any = None
-    filename: Any = None
-    detail: Any = None
-    input_audio: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (
-        "image_url",
-        "file_id",
-        "file_url",
-        "file_data",
-        "filename",
-        "detail",
-        "input_audio",
-    )
+    image_url: Refused = None
+    file_id: Refused = None
+    file_url: Refused = None
+    file_data: Refused = None
+    filename: Refused = None
+    detail: Refused = None
+    input_audio: Refused = None
 
 
 class InputItem(Strict):
@@ -50,16 +40,14 @@ class InputItem(Strict):
 
     def check(self, where: str) -> None:
         """Refuse what is known but not implemented, and fields that contradict each other."""
-        self.refuse_later_fields("input")
+        self.check_unsupported("input")
 
 
 class InputMessage(InputItem, kw_only=True):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart]
-    phase: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("phase",)
+    phase: Refused = None
 
     @property
     def text(self) -> str:
@@ -77,9 +65,7 @@ class InputReasoning(InputItem, kw_only=True):
     type: Literal["reasoning"]
     content: list[InputPart] | None = None
     summary: list[InputPart] | None = None
-    encrypted_content: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("encrypted_content",)
+    encrypted_content: Refused = None
 
     @property
     def text(self) -> str:
@@ -99,10 +85,8 @@ class InputCall(InputItem, kw_only=True):
     call_id: str
     name: str
     arguments: str
-    namespace: Any = None
-    caller: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("namespace", "caller")
+    namespace: Refused = None
+    caller: Refused = None
 
 
 class InputCallOutput(InputItem, kw_only=True):
@@ -112,10 +96,8 @@ class InputCallOutput(InputItem, kw_only=True):
     call_id: str
     output: str | list[InputPart]
     name: str | None = None
-    namespace: Any = None
-    caller: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("namespace", "caller")
+    namespace: Refused = None
+    caller: Refused = None
 
     @property
     def text(self) -> str:

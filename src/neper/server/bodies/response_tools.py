@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
-from neper.server.bodies.strict import Name, Strict
+from neper.server.bodies.strict import Name, Refused, Strict
 from neper.server.bodies.typed import decode_object, one_of, type_of
 
 MAX_TOOLS = 128
@@ -26,12 +26,10 @@ class FunctionTool(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     cache_control: Any = None  # a hint
-    async_: Any = msgspec.field(default=None, name="async")
-    allowed_callers: Any = None
-    defer_loading: Any = None
-    output_schema: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("async_", "allowed_callers", "defer_loading", "output_schema")
+    async_: Refused = msgspec.field(default=None, name="async")
+    allowed_callers: Refused = None
+    defer_loading: Refused = None
+    output_schema: Refused = None
 
 
 class FunctionChoice(Strict):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.bodies.chat import ReasoningEffort, TopLogprobs
-from neper.server.bodies.completion import GenerationBody, Positive, StreamOptions
+from neper.server.bodies.completion import Alternatives, GenerationBody, Positive, StreamOptions
 from neper.server.bodies.response_items import ITEMS, InputItem, InputMessage, RawItem, read_item
 from neper.server.bodies.response_tools import (
     MAX_TOOLS,
@@ -23,7 +23,7 @@ from neper.server.bodies.response_tools import (
     read_choice,
     read_tool,
 )
-from neper.server.bodies.strict import Name, Strict
+from neper.server.bodies.strict import Name, Only, Refused, Strict
 from neper.server.bodies.structured import NamedSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -70,14 +70,12 @@ class ReasoningConfig(Strict):
     # Reasoning comes whole, as text, so nothing is summed up.
     summary: Summary | None = None
     generate_summary: Summary | None = None
-    context: Any = None
-    mode: Any = None
-
-    later: ClassVar[tuple[str, ...]] = ("context", "mode")
+    context: Refused = None
+    mode: Refused = None
 
 
 class ResponseStreamOptions(StreamOptions):
-    later: ClassVar[tuple[str, ...]] = ("include_usage",)  # the last event has it anyway
+    include_usage: Annotated[bool | None, Only()] = None  # the last event has it anyway
 
 
 PARTS: tuple[type[Strict], ...] = (*ITEMS.values(), FunctionTool, FunctionChoice, AllowedTools)
@@ -100,26 +98,16 @@ class ResponsesBody(GenerationBody, dict=True):
     parallel_tool_calls: bool | None = None
     max_tool_calls: Positive | None = None  # bounds calls of tools that run on a server, of which there are none
     prompt_cache_options: Any = None  # a hint
-    # Known, for later.
-    previous_response_id: Any = None
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (
-        *GenerationBody.later,
-        "previous_response_id",
-        "conversation",
-        "prompt",
-        "context_management",
-        "moderation",
-        # The other endpoints'.
-        "n",
-        "response_format",
-        "prompt_logprobs",
-        "return_token_ids",
-    )
+    previous_response_id: Refused = None
+    conversation: Refused = None
+    prompt: Refused = None
+    context_management: Refused = None
+    moderation: Refused = None
+    # The other endpoints'.
+    n: Annotated[Positive | None, Only()] = None
+    response_format: Annotated[ResponseFormat | None, Only()] = None
+    prompt_logprobs: Annotated[Alternatives | None, Only()] = None
+    return_token_ids: Annotated[bool | None, Only()] = None
 
     @property
     def includes_logprobs(self) -> bool:
@@ -170,7 +158,7 @@ class ResponsesBody(GenerationBody, dict=True):
         for place, item in enumerate(self.items):
             item.check(f"input[{place}]")
         for function in self.functions:
-            function.refuse_later_fields("tools")
+            function.check_unsupported("tools")
         assert self.choice is not None
         self._check_include()
         if self.background:
@@ -180,7 +168,7 @@ class ResponsesBody(GenerationBody, dict=True):
         if self.text is not None and self.text.format is not None:
             self.text.format.check()
         if self.reasoning is not None:
-            self.reasoning.refuse_later_fields("reasoning")
+            self.reasoning.check_unsupported("reasoning")
         if any(not isinstance(value, str) for value in (self.metadata or {}).values()):
             raise InvalidRequestError("metadata: values must be strings", param="metadata")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
@@ -26,25 +27,41 @@ Body = TypeVar("Body", bound="RequestBody")
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
-class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON object without unknown fields: but for null, which equals absent whatever its name.
+@dataclass(frozen=True, eq=False)  # types that are equal are one, and False is equal to 0
+class Only:
+    """Annotates a field that is known but not implemented: all is refused but null and one value, where there is one.
 
-    `later` names known fields that are refused unless null, `neutral` those of which one other value is taken as well.
+    The value asks for what happens here anyway.
     """
 
-    later: ClassVar[tuple[str, ...]] = ()
-    neutral: ClassVar[dict[str, Any]] = {}
+    value: Any = None
 
-    def refuse_later_fields(self, param: str | None = None) -> None:
-        for name in self.later:
-            if getattr(self, name) is not None:
-                raise UnsupportedError(f"{name} is not supported by this server", param=param or name)
-        for name, value in self.neutral.items():
+
+Refused = Annotated[Any, Only()]
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A JSON object without unknown fields: but for null, which equals absent whatever its name."""
+
+    def check_unsupported(self, param: str | None = None) -> None:
+        """Raises UnsupportedError for a field that has another value than its `Only` takes."""
+        for name, value in only_values(type(self)).items():
             given = getattr(self, name)
             # 0 is no false here, and 1 no true; but 1.0 is 1.
             if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
-                shown = msgspec.json.encode(value).decode()
-                raise UnsupportedError(f"{name} is not supported by this server, only {shown}", param=param or name)
+                shown = "" if value is None else f", only {msgspec.json.encode(value).decode()}"
+                raise UnsupportedError(f"{name} is not supported by this server{shown}", param=param or name)
+
+
+@functools.cache
+def only_values(kind: type[Strict]) -> dict[str, Any]:
+    """The fields that an `Only` annotates, with its value; those of which no value is taken come first."""
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        for mark in getattr(field.type, "__metadata__", ()):
+            if isinstance(mark, Only):
+                found[field.name] = mark.value
+    return dict(sorted(found.items(), key=lambda item: item[1] is not None))
 
 
 class RequestBody(Strict):

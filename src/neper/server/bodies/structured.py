@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from neper.errors import InvalidRequestError
-from neper.server.bodies.strict import Name, Strict
+from neper.server.bodies.strict import Name, Refused, Strict
 from neper.text import grammar
 from neper.text.grammar import Constraint
 from neper.text.json_schema import JsonSchema
@@ -52,23 +52,15 @@ class StructuredOutputs(Strict):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    # vLLM's, for later.
-    structural_tag: Any = None
-    whitespace_pattern: Any = None
-    disable_fallback: Any = None
-    disable_any_whitespace: Any = None
-    disable_additional_properties: Any = None
-
-    later: ClassVar[tuple[str, ...]] = (
-        "structural_tag",
-        "whitespace_pattern",
-        "disable_fallback",
-        "disable_any_whitespace",
-        "disable_additional_properties",
-    )
+    # vLLM's.
+    structural_tag: Refused = None
+    whitespace_pattern: Refused = None
+    disable_fallback: Refused = None
+    disable_any_whitespace: Refused = None
+    disable_additional_properties: Refused = None
 
     def constraint(self) -> Constraint:
-        self.refuse_later_fields("structured_outputs")
+        self.check_unsupported("structured_outputs")
         given = [self.json, self.regex, self.choice, self.grammar, self.json_object or None]
         if sum(value is not None for value in given) != 1:
             raise InvalidRequestError(
