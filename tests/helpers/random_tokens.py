@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
-from neper.text.tokenizer import Piece as TokenPiece
-from neper.text.tokenizer import split_text
+from neper.text.tokenizer import TokenPiece, split_text
 
 
 class SlicedTokenizer:

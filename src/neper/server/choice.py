@@ -12,7 +12,7 @@ from neper.errors import EngineError
 from neper.server.entries.score_texts import PendingScores, ScoreBatch
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
-from neper.text.token_text import Field, Piece
+from neper.text.token_text import Field, FieldPiece
 from neper.text.tokenizer import Tokenizer
 from neper.text.validated_json import JsonParser
 from neper.types import FinishReason, PackedRows, Request, TokenChunk
@@ -238,7 +238,7 @@ class Choice:
 
     def _flush(
         self, parser: MessageParser | JsonParser, finish_reason: str, stop_reason: str | int | None
-    ) -> list[Piece]:
+    ) -> list[FieldPiece]:
         if isinstance(parser, JsonParser):
             if finish_reason == "length":
                 parser.keep()
@@ -263,7 +263,7 @@ class Choice:
         return rows
 
 
-def _parts(pieces: Sequence[Piece], first: int) -> list[Part]:
+def _parts(pieces: Sequence[FieldPiece], first: int) -> list[Part]:
     """Pieces that are next to each other in one field as one part; `first` is the index of the first row's token."""
     parts = []
     for (field, call), group in groupby(pieces, key=lambda piece: (piece.field, piece.call)):

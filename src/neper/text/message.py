@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from neper.text.detokenizer import TextToken
 from neper.text.reader import SPACES, Reader, Reading
 from neper.text.reasoning import ReasoningTags
-from neper.text.token_text import Piece
+from neper.text.token_text import FieldPiece
 from neper.text.tools import CallReader, MadeCall, ToolFormat
 
 
@@ -70,7 +70,7 @@ class MessageParser:
         """The facts about a call besides its name and arguments, once its name was given."""
         return MadeCall() if self._calls is None else self._calls.made[call]
 
-    def step(self, tokens: Iterable[TextToken]) -> list[Piece]:
+    def step(self, tokens: Iterable[TextToken]) -> list[FieldPiece]:
         """Takes the next tokens; returns the pieces of those that are final now, in order."""
         reader = self._reader
         if self._plain and not reader.num_waiting:
@@ -88,19 +88,19 @@ class MessageParser:
                 reader.drop(reader.length)
         return reader.release(final=self.end is not None)
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[FieldPiece]:
         """The pieces of the tokens that still wait, at the message's end: nothing comes after this."""
         self._reader.final = True
         if self.end is None:
             next(self._message, None)
         return self._reader.release(final=True)
 
-    def _content_alone(self, tokens: Iterable[TextToken]) -> list[Piece]:
+    def _content_alone(self, tokens: Iterable[TextToken]) -> list[FieldPiece]:
         pieces = []
         for token in tokens:
             self._reader.settled += 1
             if token.visible:
-                pieces.append(Piece("content", -1, token))
+                pieces.append(FieldPiece("content", -1, token))
         return pieces
 
     def _read(self, reasoning: ReasoningTags | None, opened: bool) -> Reading[None]:

@@ -21,7 +21,7 @@ from neper.text.tokenizer import split_text
 Field = Literal["content", "reasoning", "name", "arguments"]
 
 
-class Piece(NamedTuple):
+class FieldPiece(NamedTuple):
     """What a token is in one field.
 
     Attributes:
@@ -114,10 +114,10 @@ class TokenText:
         """What is between is given back all at once, a call's name before its arguments."""
         self._together.append((start, end))
 
-    def release(self, *, final: bool = False) -> list[Piece]:
+    def release(self, *, final: bool = False) -> list[FieldPiece]:
         """Gives back the tokens that are decided as a whole, or with `final`, where no text follows, all of them."""
         tokens, stretches = self._tokens, self._stretches
-        pieces: list[Piece] = []
+        pieces: list[FieldPiece] = []
         count = len(tokens) if final else self._num_whole()
         for _ in range(count):
             laid = tokens.popleft()
@@ -128,7 +128,7 @@ class TokenText:
             for stretch in stretches:
                 if stretch.start >= laid.until:
                     break
-                piece = Piece(stretch.field, stretch.call, _cut(laid, stretch))
+                piece = FieldPiece(stretch.field, stretch.call, _cut(laid, stretch))
                 if pieces and _same_place(pieces[-1], piece):
                     piece = _joined(pieces.pop(), piece)
                 pieces.append(piece)
@@ -158,18 +158,18 @@ class TokenText:
         return count
 
 
-def _same_place(piece: Piece, other: Piece) -> bool:
+def _same_place(piece: FieldPiece, other: FieldPiece) -> bool:
     return (piece.token.index, piece.field, piece.call) == (other.token.index, other.field, other.call)
 
 
-def _joined(piece: Piece, other: Piece) -> Piece:
+def _joined(piece: FieldPiece, other: FieldPiece) -> FieldPiece:
     """Two cuts of a token in one field, with something between that is in none."""
     first, second = piece.token, other.token
     return piece._replace(token=first._replace(text=first.text + second.text, data=first.data + second.data))
 
 
-def _names_first(pieces: list[Piece]) -> list[Piece]:
-    ordered: list[Piece] = []
+def _names_first(pieces: list[FieldPiece]) -> list[FieldPiece]:
+    ordered: list[FieldPiece] = []
     for piece in pieces:
         place = len(ordered)
         if piece.field == "name":

@@ -29,7 +29,7 @@ _OLDER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "s
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class Piece(NamedTuple):
+class TokenPiece(NamedTuple):
     """A token's bytes and, where no character is unfinished before it, what they release.
 
     Attributes:
@@ -54,17 +54,17 @@ def spell_bytes(data: bytes) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class _Pieces(dict[int, Piece]):
+class _Pieces(dict[int, TokenPiece]):
     """Pieces by id, made when first asked for: a lookup is one dict access."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
 
-    def __missing__(self, token_id: int) -> Piece:
+    def __missing__(self, token_id: int) -> TokenPiece:
         if not 0 <= token_id < len(self._table):
-            return Piece(b"", "", b"")
+            return TokenPiece(b"", "", b"")
         data = self._table[token_id]
-        piece = self[token_id] = Piece(data, *split_text(data))
+        piece = self[token_id] = TokenPiece(data, *split_text(data))
         return piece
 
 
@@ -86,7 +86,7 @@ class Tokenizer:
         added_tokens: texts of the tokens that stand beside the vocabulary proper, special or not.
         adds_bos: `encode` puts the BOS token first.
         strips_leading_space: a text's first space is the tokenizer's own, and no part of the text (SentencePiece).
-        pieces: id -> Piece; an id without token has an empty one.
+        pieces: id -> TokenPiece; an id without token has an empty one.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Tokenizer:
         vocabulary = read_vocabulary(backend)
         self.vocab_size = vocabulary.size
         self.strips_leading_space = vocabulary.strips_leading_space
-        self.pieces: Mapping[int, Piece] = _Pieces(vocabulary.table)
+        self.pieces: Mapping[int, TokenPiece] = _Pieces(vocabulary.table)
         self._table = vocabulary.table
         self.bos_token_id = _token_id(backend, named.get("bos_token"))
         self.eos_token_id = _token_id(backend, named.get("eos_token"))

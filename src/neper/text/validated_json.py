@@ -12,7 +12,7 @@ from neper.errors import EngineError
 from neper.text.detokenizer import TextToken
 from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
-from neper.text.token_text import Piece, TokenText
+from neper.text.token_text import FieldPiece, TokenText
 from neper.text.tools import MadeCall
 
 
@@ -31,7 +31,7 @@ class JsonParser:
         self._parser = parser
         self._form = form
         self._free = False
-        self._held: list[Piece] = []
+        self._held: list[FieldPiece] = []
         self._first: int | None = None  # token in which the content begins that is held back
 
     @property
@@ -57,10 +57,10 @@ class JsonParser:
         """The content stays as it is, JSON or not: it was cut off."""
         self._free = True
 
-    def step(self, tokens: Iterable[TextToken]) -> list[Piece]:
+    def step(self, tokens: Iterable[TextToken]) -> list[FieldPiece]:
         return self._take(self._parser.step(tokens))
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[FieldPiece]:
         """As MessageParser's, but it may take a while: see JsonForm.find."""
         pieces = self._take(self._parser.flush())
         if not self._free:
@@ -68,7 +68,7 @@ class JsonParser:
             self._first = None
         return pieces
 
-    def _take(self, pieces: list[Piece]) -> list[Piece]:
+    def _take(self, pieces: list[FieldPiece]) -> list[FieldPiece]:
         """Those that can be given now."""
         if self._free or any(piece.call >= 0 for piece in pieces):
             self._free = True
@@ -84,7 +84,7 @@ class JsonParser:
         self._held = [piece for piece in pieces if piece.token.index >= self._first]
         return pieces[: len(pieces) - len(self._held)]
 
-    def _json(self) -> list[Piece]:
+    def _json(self) -> list[FieldPiece]:
         content = [piece.token for piece in self._held if piece.field == "content"]
         try:
             start, end = self._form.find("".join([token.text for token in content]))
@@ -96,13 +96,13 @@ class JsonParser:
         for token in content:
             first, place = place, place + len(token.text)
             if start <= first and place < end:
-                pieces.append(Piece("content", -1, token))
+                pieces.append(FieldPiece("content", -1, token))
             elif first < end and place > start:
                 pieces += _cut(token, start - first, end - first)
         return pieces
 
 
-def _cut(token: TextToken, start: int, end: int) -> list[Piece]:
+def _cut(token: TextToken, start: int, end: int) -> list[FieldPiece]:
     """The token's part in a stretch of its text, at whose ends are characters of ASCII."""
     held = token.held
     if held and not (held + token.data).decode("utf-8", "replace").startswith(token.text):
