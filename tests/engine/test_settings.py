@@ -21,7 +21,6 @@ from neper.errors import StartupError
 from neper.models.shapes import SHAPES
 from neper.models.source import resolve
 from neper.ops import backends
-from neper.ops.backends import Backend
 
 CUDA = torch.device("cuda", 0)
 MODEL = SHAPES["qwen3-0.6b"]
@@ -68,14 +67,14 @@ def test_case_76_a_gpu_gets_bfloat16_where_it_is_fast_at_it(
 def test_scoring_falls_back_to_the_host_where_the_kernels_cannot(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backends, "scoring", lambda _: Backend("triton", "test"))
+    monkeypatch.setattr(backends, "find_spec", lambda name: object())
     assert choose_scoring(None, CUDA, 2**20) == "device"
     assert choose_scoring("host", CUDA, 1000) == "host"
     assert choose_scoring(None, CUDA, 2**20 + 1) == "host"
     assert "1048577 ids" in caplog.text
     with pytest.raises(StartupError, match="use scoring host"):
         choose_scoring("device", CUDA, 2**20 + 1)
-    monkeypatch.setattr(backends, "scoring", lambda _: Backend("reference", "Triton is not installed"))
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert choose_scoring(None, CUDA, 1000) == "host"
     assert "Triton is not installed" in caplog.text
     assert choose_scoring(None, torch.device("cpu"), 2**21) == "device"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neper.ops.attention.reference import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch, attend
+from neper.ops.attention import reference
+from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionOps, AttentionScratch
 
 EPS = 1e-6
 
@@ -82,8 +83,15 @@ class Case:
 class Step:
     """A case laid out in memory: contexts in scattered blocks, slots that no sequence owns full of NaN."""
 
-    def __init__(self, case: Case, device: str | torch.device = "cpu", scratch: AttentionScratch | None = None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        device: str | torch.device = "cpu",
+        scratch: AttentionScratch | None = None,
+        ops: AttentionOps = reference,
+    ) -> None:
         self.case = case
+        self.ops = ops
         generator = torch.Generator().manual_seed(case.seed)
 
         def randn(*shape: int, scale: float = 1.0) -> Tensor:
@@ -118,7 +126,7 @@ class Step:
         self.cache = self.before.clone()
         # The kernel just before must not be one that writes the cache.
         torch.zeros(1, device=self.qkv.device)
-        return attend(
+        return self.ops.attend(
             self.qkv if qkv is None else qkv,
             self.cache[0],
             self.cache[1],

@@ -13,7 +13,7 @@ from torch import Tensor
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
 from neper.models.model_config import ModelConfig
-from neper.ops.attention.reference import AttentionInputs
+from neper.ops.attention.api import AttentionInputs
 
 ROWS = 2**12
 POISON = 7

@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 
 from neper.ops import backends
-from neper.ops.backends import Backend
 from tests.kernels.scoring import DEVICE, INTERPRETED, WHY_SKIPPED
 
 # The kernels compute inf - inf, log(0) and the like and discard them, of which numpy warns; and the interpreter makes
@@ -78,4 +77,6 @@ def _quick_interpreter() -> Iterator[None]:
 def _kernels_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the interpreter the kernels serve the CPU."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(backends, "scoring", lambda device: Backend("triton", "test"))
+        from neper.ops.logprobs import launch
+
+        monkeypatch.setattr(backends, "scoring", lambda device: launch)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from neper.ops import backends
-from neper.ops.backends import Backend
 from neper.ops.logprobs import reference
-from neper.ops.logprobs.results import TokenLogprobs
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.token_sets import TokenSets
 from neper.ops.token_logprobs import token_logprobs
 from tests.helpers.oracle import assert_right, expected
@@ -63,7 +62,7 @@ def fallback(logits: Tensor, token_ids: Tensor | None, top_k: int = 0, **options
 
 def by_reference(logits: Tensor, token_ids: Tensor | None, top_k: int = 0, **options: Any) -> TokenLogprobs:
     """token_logprobs as the reference computes it on the same device."""
-    with mock.patch.object(backends, "scoring", return_value=Backend("reference", "asked for")):
+    with mock.patch.object(backends, "scoring", return_value=reference):
         return fallback(logits, token_ids, top_k, **options)
 
 
@@ -102,10 +101,10 @@ def _plain(value: Any) -> Any:
 
 
 def _call(logits: Tensor, token_ids: Tensor | None, top_k: int, options: dict[str, Any]) -> tuple[TokenLogprobs, str]:
-    from neper.ops.logprobs import launch as logprobs_triton
+    from neper.ops.logprobs import launch
 
     with (
-        mock.patch.object(logprobs_triton, "token_logprobs", wraps=logprobs_triton.token_logprobs) as fast,
+        mock.patch.object(launch, "token_logprobs", wraps=launch.token_logprobs) as fast,
         mock.patch.object(reference, "token_logprobs", wraps=reference.token_logprobs) as plain,
     ):
         got = token_logprobs(logits, token_ids, top_k, **options)

@@ -11,10 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from neper.ops import backends
-from neper.ops.attention import reference as attention
-from neper.ops.attention.reference import AttentionScratch
-from neper.ops.backends import Backend
+from neper.ops.attention.api import AttentionScratch
 from tests.helpers.attention import Case, Step, attention_inputs
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, some
 
@@ -41,25 +38,16 @@ def _dot_of_bfloat16() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _chosen() -> Iterator[None]:
-    """Under the interpreter the kernels serve the CPU; a call that they did not serve fails."""
-    chosen = Backend("triton", "test")
-    with (
-        mock.patch.object(backends, "attention", return_value=chosen),
-        mock.patch.object(attention, "paged_attention", side_effect=AssertionError("the reference")),
-    ):
-        yield
-
-
 def scratch(case: Case) -> AttentionScratch:
-    got = attention.allocate_scratch(len(case.query_lens), case.heads, case.kv_heads, case.dim, torch.device(DEVICE))
-    assert got is not None
-    return got
+    from neper.ops.attention import launch
+
+    return launch.allocate_scratch(len(case.query_lens), case.heads, case.kv_heads, case.dim, torch.device(DEVICE))
 
 
 def step_of(case: Case) -> Step:
-    return Step(case, DEVICE, scratch(case))
+    from neper.ops.attention import launch
+
+    return Step(case, DEVICE, scratch(case), launch)
 
 
 def check(case: Case) -> None:
@@ -203,18 +191,18 @@ def test_longer_chunks_need_tiles() -> None:
 
 
 def test_variants_launch_each_kernel() -> None:
-    from neper.ops.attention import launch as attention_triton
-    from neper.ops.launch import compile_all
+    from neper.ops.attention import launch
+    from neper.ops.common.variants import compile_all
 
     device = torch.device(DEVICE)
     names = ("decode_kernel", "write_kernel", "prefill_kernel")
-    kernels = {name: getattr(attention_triton, name) for name in names}
+    kernels = {name: getattr(launch, name) for name in names}
     spies = {name: mock.MagicMock() for name in names}
     for name, spy in spies.items():
         spy.__getitem__.side_effect = kernels[name].__getitem__
-    found = attention_triton.variants(4, 2, 16, 4, torch.float32, device, normed=False)
+    found = launch.variants(4, 2, 16, 4, torch.float32, device, normed=False)
     assert found.kernels == tuple(kernels.values())
-    with mock.patch.multiple(attention_triton, **spies):
+    with mock.patch.multiple(launch, **spies):
         compile_all([found], device)
     assert [spy.__getitem__.call_count for spy in spies.values()] == [1, 1, 1]
 
@@ -256,7 +244,7 @@ def test_captured_graph_is_valid_for_other_contexts() -> None:
 def test_serving_compiles_nothing_after_warm_up() -> None:
     from neper.ops.attention.kernels import decode_kernel, prefill_kernel, write_kernel
     from neper.ops.attention.launch import variants
-    from neper.ops.launch import compile_all
+    from neper.ops.common.variants import compile_all
 
     kernels = (decode_kernel, write_kernel, prefill_kernel)
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from neper.ops.buffers import LogprobBuffers
 from neper.ops.linear_logprobs import linear_logprobs
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.token_sets import TokenSets
 from neper.ops.token_logprobs import warm_up
 from tests.helpers.oracle import assert_values_right
@@ -311,13 +312,13 @@ def test_after_warm_up_serving_compiles_nothing(vocab: int) -> None:
 def variants() -> list[int]:
     """How often each kernel has been compiled in this process."""
     from neper.ops.logprobs import kernels as logprobs_kernels
-    from neper.ops.logprobs import sets_launch as sets_triton
+    from neper.ops.logprobs import set_kernels
 
     all_kernels = (
         logprobs_kernels.read_kernel,
         logprobs_kernels.select_kernel,
-        sets_triton._restrict_kernel,
-        sets_triton._list_kernel,
+        set_kernels.restrict_kernel,
+        set_kernels.list_kernel,
     )
     return [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in all_kernels]
 

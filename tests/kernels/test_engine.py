@@ -22,7 +22,10 @@ from neper.engine import memory
 from neper.engine.core import EngineCore
 from neper.errors import StartupError
 from neper.ops import backends
-from neper.ops.backends import Backend
+from neper.ops.attention import reference as attention_reference
+from neper.ops.fused import reference as fused_reference
+from neper.ops.linear import reference as linear_reference
+from neper.ops.logprobs import reference as scoring_reference
 from neper.types import FinishReason, PackedRows, Request, SamplingParams
 from tests.engine import test_view_rows as view_rows
 from tests.helpers.engine import Result, make_core, prompts, request, run
@@ -32,13 +35,21 @@ needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs, streams an
 # Interpreted, a step takes a second.
 STEPS, CHUNK, SHRINK = (3, 16, 3) if INTERPRETED else (16, 32, 1)
 BIAS = {7: 2.0, 9: -math.inf}
+REFERENCES = {
+    "scoring": scoring_reference,
+    "steps": None,
+    "attention": attention_reference,
+    "fused": fused_reference,
+    "linear": linear_reference,
+}
 
 
 @pytest.fixture(autouse=True)
 def _kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
-        for family in ("steps", "attention", "fused"):
-            monkeypatch.setattr(backends, family, lambda *_: Backend("triton", "test"))
+        for family in ("steps", "attention", "fused", "linear"):
+            serve = getattr(backends, family)
+            monkeypatch.setattr(backends, family, lambda _, *sizes, serve=serve: serve(torch.device("cuda"), *sizes))
 
 
 def kernel_core(directory: Path, **config: Any) -> EngineCore:
@@ -53,8 +64,8 @@ def kernel_core(directory: Path, **config: Any) -> EngineCore:
 def reference() -> Iterator[None]:
     """Plain torch everywhere."""
     with pytest.MonkeyPatch.context() as patch:
-        for family in ("scoring", "steps", "attention", "fused"):
-            patch.setattr(backends, family, lambda *_: Backend("reference", "test"))
+        for family, module in REFERENCES.items():
+            patch.setattr(backends, family, lambda *_, module=module: module)
         yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 from neper.ops import backends
+from neper.ops.buffers import LogprobBuffers
 from neper.ops.logprobs import reference
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.api import TokenLogprobs
 from tests.helpers.oracle import assert_right, expected
 from tests.kernels.scoring import (
     DEVICE,
@@ -104,7 +104,7 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import_before: Callable[..., Any] = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if "triton" in name or any("triton" in part for part in (args[2] or () if len(args) > 2 else ())):
+        if name.partition(".")[0] == "triton" or "launch" in ((args[2] or ()) if len(args) > 2 else ()):
             raise ImportError(name)
         return import_before(name, *args, **kwargs)
 
@@ -112,9 +112,6 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(backends, "find_spec", lambda name: None)
         patch.setattr(backends, "scoring", lambda device: real_scoring("cuda"))
-        for module in [name for name in sys.modules if name.startswith("neper.ops.") and name.endswith("_triton")]:
-            patch.delitem(sys.modules, module)
-            patch.delattr(sys.modules["neper.ops"], module.rpartition(".")[2], raising=False)
         patch.setattr(builtins, "__import__", refuse)
         yield
     real_scoring.cache_clear()
@@ -123,11 +120,12 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_triton(without_triton: None) -> None:
     from neper.ops.token_logprobs import token_logprobs
 
-    chosen = backends.scoring("cuda")
-    assert chosen.name == "reference"
-    assert "Triton is not installed" in chosen.why
+    assert backends.scoring("cuda") is reference
+    for chosen in backends.chosen("cuda").values():
+        assert chosen.name == "reference"
+        assert "Triton is not installed" in chosen.why
     with pytest.raises(ImportError):
-        from neper.ops.logprobs import launch as logprobs_triton  # noqa: F401  # else the test could not fail
+        from neper.ops.logprobs import launch  # noqa: F401  # else the test could not fail
     logits, ids = randn(3, 700, seed=14), randint(700, 3, seed=15)
     out = LogprobBuffers.allocate(3, 700, 5, DEVICE)
     assert out.scratch.numel() == 0
@@ -136,10 +134,10 @@ def test_without_triton(without_triton: None) -> None:
 
 
 def test_the_choice_by_device() -> None:
+    from neper.ops.logprobs import launch
+
     real_scoring.cache_clear()
-    assert [real_scoring(kind).name for kind in ("cpu", "cuda", "xpu", "mps")] == [
-        "reference",
-        "triton",
-        "triton",
-        "reference",
-    ]
+    kinds = ("cpu", "cuda", "xpu", "mps")
+    assert [real_scoring(kind) for kind in kinds] == [reference, launch, launch, reference]
+    names = [backends.chosen(kind)["scoring"].name for kind in kinds]
+    assert names == ["reference", "triton", "triton", "reference"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops.fused import launch as fused_triton
-from neper.ops.launch import compile_all
+from neper.ops.common.variants import compile_all
+from neper.ops.fused import launch
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, randint, randn, some
 
 SIZES = [8, 200, 1024, 2560]
@@ -44,18 +44,18 @@ def test_embed(dtype: torch.dtype, ids_dtype: torch.dtype) -> None:
     table = randn(50, 200, seed=1, dtype=dtype)
     last = torch.tensor([49, 7, 0], dtype=torch.int32, device=DEVICE)
     ids = torch.tensor([3, -3, 49, -1, 0, -2], dtype=ids_dtype, device=DEVICE)
-    got = fused_triton.embed(ids, table, last)
+    got = launch.embed(ids, table, last)
     assert torch.equal(got, table[torch.tensor([3, 0, 49, 49, 0, 7], device=DEVICE)])
     plain = randint(50, 5, seed=2).to(ids_dtype)
-    assert torch.equal(fused_triton.embed(plain, table, None), table[plain.long()])
+    assert torch.equal(launch.embed(plain, table, None), table[plain.long()])
 
 
 @pytest.mark.parametrize("size", some(SIZES, [1, 896, 4096, 16384]))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm(dtype: torch.dtype, size: int) -> None:
     x, weight = randn(3, size, seed=size, dtype=dtype), randn(size, seed=7, dtype=dtype)
-    close(fused_triton.rms_norm(x, weight, 1e-6), normed(x, weight, 1e-6))
-    close(fused_triton.rms_norm(x, weight, 3.0), normed(x, weight, 3.0))
+    close(launch.rms_norm(x, weight, 1e-6), normed(x, weight, 1e-6))
+    close(launch.rms_norm(x, weight, 3.0), normed(x, weight, 3.0))
 
 
 @pytest.mark.parametrize("size", some(SIZES, [896, 4096, 16384]))
@@ -63,7 +63,7 @@ def test_norm(dtype: torch.dtype, size: int) -> None:
 def test_add_norm(dtype: torch.dtype, size: int) -> None:
     hidden, delta, weight = (randn(3, size, seed=s, dtype=dtype) for s in range(3))
     total = rounded(hidden.double() + delta.double(), dtype)
-    got = fused_triton.add_rms_norm(hidden, delta, weight[0], 1e-5)
+    got = launch.add_rms_norm(hidden, delta, weight[0], 1e-5)
     assert torch.equal(hidden, total)
     close(got, normed(total, weight[0], 1e-5))
 
@@ -73,25 +73,25 @@ def test_add_norm(dtype: torch.dtype, size: int) -> None:
 def test_silu_mul(dtype: torch.dtype, size: int) -> None:
     x = randn(3, 2 * size, seed=size, dtype=dtype, scale=20.0)
     wide = x.double()
-    close(fused_triton.silu_mul(x), wide[:, :size] / (1 + (-wide[:, :size]).exp()) * wide[:, size:])
+    close(launch.silu_mul(x), wide[:, :size] / (1 + (-wide[:, :size]).exp()) * wide[:, size:])
 
 
 @pytest.mark.full
 def test_silu_mul_of_many_rows() -> None:
     x = randn(300, 6000, seed=1, dtype=torch.bfloat16)
     wide = x.double()
-    close(fused_triton.silu_mul(x), wide[:, :3000] / (1 + (-wide[:, :3000]).exp()) * wide[:, 3000:])
+    close(launch.silu_mul(x), wide[:, :3000] / (1 + (-wide[:, :3000]).exp()) * wide[:, 3000:])
 
 
 def _norm(x: Tensor) -> Tensor:
-    return fused_triton.rms_norm(x, torch.ones_like(x[0]), 1e-6)
+    return launch.rms_norm(x, torch.ones_like(x[0]), 1e-6)
 
 
 def _add_norm(x: Tensor) -> Tensor:
-    return fused_triton.add_rms_norm(x.clone(), x, torch.ones_like(x[0]), 1e-6)
+    return launch.add_rms_norm(x.clone(), x, torch.ones_like(x[0]), 1e-6)
 
 
-@pytest.mark.parametrize("operation", [_norm, _add_norm, fused_triton.silu_mul])
+@pytest.mark.parametrize("operation", [_norm, _add_norm, launch.silu_mul])
 def test_rows_stand_alone(operation: Callable[[Tensor], Tensor]) -> None:
     """A row's bits do not depend on its company, and NaN stays in its row."""
     x = randn(4, 96, seed=9, dtype=torch.bfloat16)
@@ -107,27 +107,27 @@ def test_rows_may_be_apart() -> None:
     wide = randn(3, 256, seed=4)
     x, delta = wide[:, :96], wide[:, 96:192]
     weight = randn(96, seed=5)
-    assert torch.equal(fused_triton.rms_norm(x, weight, 1e-6), fused_triton.rms_norm(x.contiguous(), weight, 1e-6))
-    assert torch.equal(fused_triton.silu_mul(x), fused_triton.silu_mul(x.contiguous()))
+    assert torch.equal(launch.rms_norm(x, weight, 1e-6), launch.rms_norm(x.contiguous(), weight, 1e-6))
+    assert torch.equal(launch.silu_mul(x), launch.silu_mul(x.contiguous()))
     want_sum = x.contiguous()
-    want = fused_triton.add_rms_norm(want_sum, delta.contiguous(), weight, 1e-6)
+    want = launch.add_rms_norm(want_sum, delta.contiguous(), weight, 1e-6)
     beyond = wide[:, 96:].clone()
-    assert torch.equal(fused_triton.add_rms_norm(x, delta, weight, 1e-6), want)
+    assert torch.equal(launch.add_rms_norm(x, delta, weight, 1e-6), want)
     assert torch.equal(x, want_sum)
     assert torch.equal(wide[:, 96:], beyond)
 
 
 def test_no_rows() -> None:
     x = torch.empty(0, 64, device=DEVICE)
-    assert fused_triton.rms_norm(x, torch.ones(64, device=DEVICE), 1e-6).shape == (0, 64)
-    assert fused_triton.silu_mul(x).shape == (0, 32)
+    assert launch.rms_norm(x, torch.ones(64, device=DEVICE), 1e-6).shape == (0, 64)
+    assert launch.silu_mul(x).shape == (0, 32)
     ids = torch.empty(0, dtype=torch.int32, device=DEVICE)
-    assert fused_triton.embed(ids, torch.ones(3, 64, device=DEVICE), None).shape == (0, 64)
+    assert launch.embed(ids, torch.ones(3, 64, device=DEVICE), None).shape == (0, 64)
 
 
 def test_longer_rows_than_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
-        fused_triton.rms_norm(torch.ones(1, 16385, device=DEVICE), torch.ones(16385, device=DEVICE), 1e-6)
+        launch.rms_norm(torch.ones(1, 16385, device=DEVICE), torch.ones(16385, device=DEVICE), 1e-6)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter compiles nothing")
@@ -135,16 +135,16 @@ def test_warm_up_compiles_all_that_a_step_needs() -> None:
     import triton
 
     device = torch.device("cuda", torch.cuda.current_device())
-    compile_all([fused_triton.variants(512, 1536, torch.bfloat16, device)], device)
+    compile_all([launch.variants(512, 1536, torch.bfloat16, device)], device)
     compiled: list[Any] = []
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_post_compile_hook = lambda **event: compiled.append(event)
         table = torch.randn(100, 512, device=device).bfloat16()
         for rows in (1, 3, 16, 700):
-            x = fused_triton.embed(torch.full((rows,), -1, dtype=torch.int32, device=device), table, _int32(5, device))
-            x = fused_triton.rms_norm(x, table[0], 1e-6)
-            x = fused_triton.add_rms_norm(x, x.clone(), table[1], 1e-6)
-            fused_triton.silu_mul(x.repeat(1, 6))
+            x = launch.embed(torch.full((rows,), -1, dtype=torch.int32, device=device), table, _int32(5, device))
+            x = launch.rms_norm(x, table[0], 1e-6)
+            x = launch.add_rms_norm(x, x.clone(), table[1], 1e-6)
+            launch.silu_mul(x.repeat(1, 6))
     assert compiled == []
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neper.ops.fused.launch import silu_mul
-from neper.ops.linear import launch as linear_triton
-from neper.ops.linear.launch import Config, Dot, Gemv, allocate_scratch, skinny_gate_up, skinny_linear, supports
+from neper.ops.linear import launch
+from neper.ops.linear.launch import Config, Dot, Gemv, scratch_for, skinny_gate_up, skinny_linear, supports
 from tests.kernels.scoring import DEVICE, INTERPRETED, randn, some
 
 # Small enough for the interpreter: several programs, steps and parts of ragged sizes.
@@ -70,7 +70,7 @@ def test_gate_up(size: int, k: int, m: int) -> None:
 
 @pytest.mark.parametrize("split", [2, 3])
 def test_shared_scratch_is_left_as_it_was_found(split: int) -> None:
-    scratch = allocate_scratch(64, 192, torch.device(DEVICE))
+    scratch = scratch_for(64, 192, torch.device(DEVICE))
     scratch.partials.fill_(math.nan)
     config = DOTS[split - 1]
     first = None
@@ -135,7 +135,7 @@ def test_what_is_supported() -> None:
 def test_scratch_that_is_too_small_is_refused() -> None:
     x, weight = operands(40, 130, 592, torch.bfloat16)
     with pytest.raises(ValueError, match="scratch"):
-        skinny_linear(x, weight, scratch=allocate_scratch(4, 16, torch.device(DEVICE)), config=DOTS[2])
+        skinny_linear(x, weight, scratch=scratch_for(4, 16, torch.device(DEVICE)), config=DOTS[2])
 
 
 SHAPES = [(6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728), (1024, 2048), (1024, 3072), (896, 4864), (48, 16)]
@@ -145,11 +145,11 @@ SHAPES = [(6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728), (1024, 2048),
 @pytest.mark.parametrize("m", [1, 2, 5, 32, 64])
 def test_candidates_fit(m: int, n: int, k: int) -> None:
     """There are some, all different, within a multiprocessor's memory, the scratch and the sizes kernels can take."""
-    found = linear_triton.candidates(m, n, k)
+    found = launch.candidates(m, n, k)
     assert 1 <= len(found) <= 12
     assert len(set(found)) == len(found)
-    bucket = linear_triton.bucket_of(m)
-    room = allocate_scratch(m, n, torch.device("cpu"))
+    bucket = launch.bucket_of(m)
+    room = scratch_for(m, n, torch.device("cpu"))
     for config in found:
         assert config.rows & (config.rows - 1) == 0
         assert config.columns & (config.columns - 1) == 0
@@ -166,16 +166,16 @@ def test_candidates_fit(m: int, n: int, k: int) -> None:
 
 
 def test_the_choice_is_what_was_tuned_else_the_first_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert linear_triton.choose(1, 700, 320) == linear_triton.candidates(1, 700, 320)[0]
-    assert linear_triton.choose(2, 700, 320) is None
+    assert launch.choose(1, 700, 320) == launch.candidates(1, 700, 320)[0]
+    assert launch.choose(2, 700, 320) is None
     tuned = {(70, 320, False, 1): GEMVS[1], (70, 320, False, 16): DOTS[2], (70, 320, False, 32): None}
-    monkeypatch.setattr(linear_triton, "TUNED", tuned)
-    assert linear_triton.choose(1, 70, 320) == GEMVS[1]
-    assert linear_triton.choose(1, 70, 320, gated=True) == linear_triton.candidates(1, 70, 320)[0] != GEMVS[1]
+    monkeypatch.setattr(launch, "TUNED", tuned)
+    assert launch.choose(1, 70, 320) == GEMVS[1]
+    assert launch.choose(1, 70, 320, gated=True) == launch.candidates(1, 70, 320)[0] != GEMVS[1]
     for m in (2, 16):
-        assert linear_triton.choose(m, 70, 320) == DOTS[2]
+        assert launch.choose(m, 70, 320) == DOTS[2]
     for m in (17, 64):
-        assert linear_triton.choose(m, 70, 320) is None
+        assert launch.choose(m, 70, 320) is None
 
 
 def test_own_choice_of_a_call() -> None:
@@ -190,9 +190,9 @@ def test_own_choice_of_a_call() -> None:
 
 def test_variants_are_the_kernels_that_products_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = {(70, 320, False, 32): DOTS[0], (70, 320, True, 64): DOTS[1]}
-    monkeypatch.setattr(linear_triton, "TUNED", tuned)
+    monkeypatch.setattr(launch, "TUNED", tuned)
     (_, weight), bias = operands(1, 70, 320, torch.bfloat16), randn(70, seed=5, dtype=torch.bfloat16)
-    found = linear_triton.variants(
+    found = launch.variants(
         [(weight, bias, False), (weight, None, True), (weight.float(), None, False)], torch.device(DEVICE)
     )
     shapes = [launch().shape for launch in found.launches]
@@ -205,8 +205,8 @@ def test_variants_are_the_kernels_that_products_choose(monkeypatch: pytest.Monke
 def test_every_candidate_at_real_sizes(m: int, n: int, k: int) -> None:
     x, weight = operands(m, n, k, torch.bfloat16)
     want = x.double() @ weight.double().T
-    scratch = allocate_scratch(m, n, x.device)
-    for config in linear_triton.candidates(m, n, k):
+    scratch = scratch_for(m, n, x.device)
+    for config in launch.candidates(m, n, k):
         got = skinny_linear(x, weight, scratch=scratch, config=config)
         close(got, want)
         for _ in range(20):
@@ -222,7 +222,7 @@ def test_replayed_in_a_chain(m: int) -> None:
 
     weights = [randn(2560, 2560, seed=s, scale=2560**-0.5, dtype=torch.bfloat16) for s in range(4)]
     norm = torch.ones(2560, dtype=torch.bfloat16, device=DEVICE)
-    scratch = allocate_scratch(m, 2560, norm.device)
+    scratch = scratch_for(m, 2560, norm.device)
     given = randn(m, 2560, seed=9, scale=1.0, dtype=torch.bfloat16)
     split = Dot(rows=64, columns=128, split=4, stages=4, warps=4, prefetch=640)
     config = Gemv(rows=4, columns=512, warps=2) if m == 1 else split

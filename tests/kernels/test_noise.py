@@ -19,7 +19,7 @@ if INTERPRETED or DEVICE == "cuda":
     import triton
     import triton.language as tl
 
-    from neper.ops.sampling.common import log_of_bits, noisy_of
+    from neper.ops.sampling.device_functions import log_of_bits, noisy_of
 
     @triton.jit
     def _logs(high, low, out, N: tl.constexpr):

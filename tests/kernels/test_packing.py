@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops.logprobs.results import TokenLogprobs
-from neper.ops.order import greedy_tokens
+from neper.ops.common.order import greedy_tokens
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.packing.reference import pack_scores, pack_tokens
 from tests.kernels.scoring import DEVICE, DTYPES, randn, some
 
@@ -55,7 +55,8 @@ def expect(places: Places, rows: list[Tensor], words: Tensor, last_tokens: Tenso
 
 
 def best_packed(logits: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-    from neper.ops.packing.launch import PackRows, pack_best
+    from neper.ops.packing.api import PackRows
+    from neper.ops.packing.launch import pack_best
     from neper.ops.sampling.launch import best, scratch_words
 
     size = scratch_words(*logits.shape)
@@ -130,7 +131,8 @@ def scores_of(count: int, width: int, seed: int) -> TokenLogprobs:
 
 
 def chosen_packed(places: Places, ids: Tensor, valid: Tensor, scores: TokenLogprobs | None) -> tuple[Tensor, Tensor]:
-    from neper.ops.packing.launch import PackRows, pack_chosen
+    from neper.ops.packing.api import PackRows
+    from neper.ops.packing.launch import pack_chosen
 
     words, last_tokens = poisoned(places.size), poisoned(SLOTS)
     rows = PackRows(ints(places.offsets), ints(places.listed), ints(places.slots))
@@ -175,7 +177,8 @@ def test_padding_alone_and_no_rows() -> None:
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_what_is_kept_for_scores(chosen: bool) -> None:
-    from neper.ops.packing.launch import PackRows, keep
+    from neper.ops.packing.api import PackRows
+    from neper.ops.packing.launch import keep
     from neper.ops.sampling.launch import best, scratch_words
 
     places = Places.of([5, -1, 0], padding=2)
@@ -200,15 +203,15 @@ def test_what_is_kept_for_scores(chosen: bool) -> None:
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="of compiled kernels alone; the interpreter shows nothing here")
 def test_after_warm_up_nothing_is_compiled() -> None:
-    from neper.ops.launch import compile_all
-    from neper.ops.packing import launch as packing_triton
+    from neper.ops.common.variants import compile_all
+    from neper.ops.packing import launch
 
     def variants() -> int:
-        kernels = packing_triton.pack_best_kernel, packing_triton.keep_kernel, packing_triton.pack_chosen_kernel
+        kernels = launch.pack_best_kernel, launch.keep_kernel, launch.pack_chosen_kernel
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
     device = torch.device(DEVICE)
-    compile_all([packing_triton.variants(vocab, device) for vocab in (1500, 3000)], device)  # of the tests below
+    compile_all([launch.variants(vocab, device) for vocab in (1500, 3000)], device)  # of the tests below
     before = variants()
     for listed in LISTED:
         test_rows_of_all_widths(listed)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.buffers import LogprobBuffers
+from neper.ops.logprobs.api import TokenLogprobs
 from tests.kernels.scoring import DEVICE, assert_same_bits, by_reference, check, kernels, randint, randn, some
 
 VOCAB = 1500
@@ -219,7 +220,7 @@ def first(scores: TokenLogprobs, k: int) -> list[Tensor]:
 
 
 def test_more_rows_than_one_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neper.ops.logprobs import launch as logprobs_triton
+    from neper.ops.logprobs import launch
 
     logits = randn(5, VOCAB, seed=22)
     ids = on_device([4, -1, 6, 7, 8])
@@ -231,7 +232,7 @@ def test_more_rows_than_one_launch_takes(monkeypatch: pytest.MonkeyPatch) -> Non
         "logprob_token_ids": [[], [], [], [5, 6, 7, 8, 9, 10], []],
     }
     want = check(logits, ids, 5, **options)
-    monkeypatch.setattr(logprobs_triton, "_MAX_ROWS", 2)
+    monkeypatch.setattr(launch, "_MAX_ROWS", 2)
     assert_same_bits(kernels(logits, ids, 5, **options), want)
     assert_same_bits(kernels(logits, ids, 5, out=garbage(5, VOCAB, 6), **options), want)
 

@@ -49,7 +49,8 @@ def ints(values: list[int] | list[tuple[int, int]]) -> Tensor:
 
 def chosen(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
     """What the kernels choose, in poisoned memory of which they keep to their part."""
-    from neper.ops.sampling.launch import DrawRows, choose, scratch_words
+    from neper.ops.sampling.api import DrawRows
+    from neper.ops.sampling.launch import choose, scratch_words
 
     words = scratch_words(*logits.shape)
     scratch = torch.full((words + 64,), -123456789, dtype=torch.int32, device=DEVICE)
@@ -349,7 +350,8 @@ def test_no_rows() -> None:
 @compiled
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_captured_replayed_and_without_allocations() -> None:
-    from neper.ops.sampling.launch import DrawRows, choose, scratch_words
+    from neper.ops.sampling.api import DrawRows
+    from neper.ops.sampling.launch import choose, scratch_words
 
     count = 24
     rows = some_rows(count, VOCAB, seed=8)
@@ -391,7 +393,7 @@ def test_captured_replayed_and_without_allocations() -> None:
 @compiled
 @pytest.mark.parametrize("vocab", [151936, 50257])
 def test_after_warm_up_nothing_is_compiled(vocab: int) -> None:
-    from neper.ops.launch import compile_all
+    from neper.ops.common.variants import compile_all
     from neper.ops.sampling import kernels as sampling_kernels
     from neper.ops.sampling.launch import variants
 

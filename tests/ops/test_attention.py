@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neper.ops.attention import reference as attention
-from neper.ops.attention.reference import AttentionGroup
+from neper.ops.attention.api import AttentionGroup
 from tests.helpers.attention import Case, Step
 
 SHAPES = [(4, 2, 16), (9, 3, 64), (3, 1, 20), (2, 2, 8)]

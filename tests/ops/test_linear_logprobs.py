@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
+from neper.ops.buffers import LogprobBuffers
 from neper.ops.linear_logprobs import linear_logprobs
 from neper.ops.logprobs import reference
-from neper.ops.logprobs.results import LogprobBuffers
 from neper.ops.logprobs.token_sets import TokenSets
 from neper.ops.token_logprobs import token_logprobs
 from neper.types import LISTED_WHOLE

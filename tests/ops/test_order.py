@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neper.ops.order import ordered_top_k, top_k_by_key
+from neper.ops.common.order import ordered_top_k, top_k_by_key
 from tests.helpers.oracle import order
 
 

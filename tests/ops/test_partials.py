@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.partials import (
     PartialLogprobs,
     finish_partials,
@@ -20,7 +21,6 @@ from neper.ops.logprobs.partials import (
     partial_logprobs,
     target_logits,
 )
-from neper.ops.logprobs.results import TokenLogprobs
 from neper.ops.token_logprobs import token_logprobs
 
 VOCAB = 3001

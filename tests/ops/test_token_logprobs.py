@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
+from neper.ops.buffers import LogprobBuffers
 from neper.ops.logprobs import reference
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.token_sets import TokenSets
 from neper.ops.token_logprobs import token_logprobs
 from neper.types import LISTED_WHOLE

@@ -278,7 +278,7 @@ class _Measurement:
 
     def _setup(self) -> dict[str, Any]:
         card = torch.cuda.get_device_properties(self.device)
-        backend = backends.scoring(self.device)
+        backend = backends.chosen(self.device)["scoring"]
         return {
             "gpu": f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {card.L2_cache_size / 2**20:.0f} MiB of L2",
             "driver": _driver_version(),

@@ -69,7 +69,7 @@ class EngineCore:
             sampling_fields=frozenset(SamplingParams.__struct_fields__),
             device=str(self.settings.device),
             dtype=str(self.settings.dtype).removeprefix("torch."),
-            attention=backends.attention(self.settings.device).name,
+            attention=backends.chosen(self.settings.device)["attention"].name,
             scoring=self.settings.scoring,
         )
         self._sequences: dict[str, Sequence] = {}

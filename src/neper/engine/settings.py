@@ -68,7 +68,7 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
     max_model_len = config.context(model.max_position_embeddings)
     num_threads = choose_threads(config.num_threads)
     on_gpu = device.type == "cuda"
-    kernels = backends.steps(device, model.vocab_size, model.head_dim).name == "triton"
+    kernels = backends.steps(device, model.vocab_size, model.head_dim) is not None
     settings = EngineSettings(
         device=device,
         dtype=dtype,
@@ -99,11 +99,7 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
 
 def choose_scoring(asked: str | None, device: torch.device, vocab_size: int) -> str:
     """Where logprobs are computed, "device" or "host": the host where a GPU's kernels cannot, else as asked for."""
-    why = ""
-    if device.type != "cpu" and backends.scoring(device).name != "triton":
-        why = "Triton is not installed"
-    elif device.type != "cpu" and vocab_size > backends.MAX_KERNEL_VOCAB:
-        why = f"a vocabulary of {vocab_size} ids is beyond the kernels' 2^20"
+    why = backends.why_not_scored(device, vocab_size)
     if asked == "device" and why:
         raise StartupError(f"logprobs cannot be computed on {device}: {why}; use scoring host")
     if asked is None and why:

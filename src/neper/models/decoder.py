@@ -9,10 +9,8 @@ from neper.models.kv_cache import KVCache
 from neper.models.layers import MLP, Attention, Linear, RMSNorm, rotary_table
 from neper.models.model_config import ModelConfig
 from neper.ops import backends
-from neper.ops.attention.reference import AttentionInputs
-from neper.ops.fused.reference import embed
-from neper.ops.launch import Variants
-from neper.ops.linear.reference import allocate_scratch
+from neper.ops.attention.api import AttentionInputs
+from neper.ops.common.variants import Variants
 
 
 class DecoderLayer:
@@ -57,6 +55,7 @@ class Decoder:
         self.embed_tokens = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self._fused = backends.fused(device)
         self._rotary = torch.empty(0, config.head_dim, device=device)
         self._kept: list[Tensor] = []
         self.lm_head = Linear(
@@ -75,41 +74,31 @@ class Decoder:
             self._rotary = rotary_table(self.config, num_positions, self.device)
         linears = self._linears()
         if linears[0].scratch is None:
-            scratch = allocate_scratch(max(linear.num_rows for linear in linears), self.dtype, self.device)
+            max_n = max(linear.num_rows for linear in linears)
+            scratch = backends.linear(self.device).allocate_scratch(max_n, self.dtype, self.device)
             for linear in linears:
                 linear.scratch = scratch
 
     def variants(self, block_size: int) -> list[Variants]:
         """What steps over a cache of such blocks need of the kernels, to be compiled; nothing where torch computes."""
-        config, needed = self.config, []
-        if backends.attention(self.device).name == "triton" and config.head_dim <= backends.MAX_KERNEL_HEAD_DIM:
-            from neper.ops.attention import launch as attention_triton
-
-            needed.append(
-                attention_triton.variants(
-                    config.num_heads,
-                    config.num_kv_heads,
-                    config.head_dim,
-                    block_size,
-                    self.dtype,
-                    self.device,
-                    normed=config.qk_norm,
-                )
-            )
-        if backends.fused(self.device).name == "triton":
-            from neper.ops.fused import launch as fused_triton
-
-            needed.append(fused_triton.variants(config.hidden_size, config.intermediate_size, self.dtype, self.device))
-        if self.lm_head.scratch is not None:
-            from neper.ops.linear import launch as linear_triton
-
-            first = self.layers[0]
-            gate_up = first.mlp.gate_up_proj
-            plain = (first.self_attn.qkv_proj, first.self_attn.o_proj, first.mlp.down_proj, self.lm_head)
-            products = [(gate_up.weight, gate_up.bias, gate_up.bias is None)]
-            products += [(linear.weight, linear.bias, False) for linear in plain]
-            needed.append(linear_triton.variants(products, self.device))
-        return needed
+        config, first = self.config, self.layers[0]
+        gate_up = first.mlp.gate_up_proj
+        plain = (first.self_attn.qkv_proj, first.self_attn.o_proj, first.mlp.down_proj, self.lm_head)
+        products = [(gate_up.weight, gate_up.bias, gate_up.bias is None)]
+        products += [(linear.weight, linear.bias, False) for linear in plain]
+        return [
+            backends.attention(self.device, config.head_dim).variants(
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                block_size,
+                self.dtype,
+                self.device,
+                normed=config.qk_norm,
+            ),
+            self._fused.variants(config.hidden_size, config.intermediate_size, self.dtype, self.device),
+            backends.linear(self.device).variants(products, self.device),
+        ]
 
     def forward(
         self, token_ids: Tensor, kv_cache: KVCache, attention: AttentionInputs, last_tokens: Tensor | None = None
@@ -125,7 +114,7 @@ class Decoder:
         Returns:
             [T, hidden_size] in the model's dtype.
         """
-        hidden = embed(token_ids, self.embed_tokens, last_tokens)
+        hidden = self._fused.embed(token_ids, self.embed_tokens, last_tokens)
         delta: Tensor | None = None
         for layer, cache in zip(self.layers, kv_cache.layers, strict=True):
             delta = layer(hidden, delta, self._rotary, cache, attention)

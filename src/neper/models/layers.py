@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from neper.models.model_config import ModelConfig
-from neper.ops.attention.reference import AttentionInputs, attend
-from neper.ops.fused.reference import add_rms_norm, rms_norm, silu_mul
-from neper.ops.linear.reference import gate_up_silu, linear
-
-if TYPE_CHECKING:  # it needs Triton
-    from neper.ops.linear.launch import LinearScratch
+from neper.ops import backends
+from neper.ops.attention.api import AttentionInputs
+from neper.ops.linear.api import LinearScratch
 
 Slots = Iterator[tuple[str, Tensor]]
 
@@ -45,14 +42,15 @@ class RMSNorm:
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps = eps
+        self._ops = backends.fused(device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, size] → the same shape and dtype."""
-        return rms_norm(x, self.weight, self.eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, hidden: Tensor, delta: Tensor) -> Tensor:
         """hidden += delta in place; the norm of what it then holds."""
-        return add_rms_norm(hidden, delta, self.weight, self.eps)
+        return self._ops.add_rms_norm(hidden, delta, self.weight, self.eps)
 
     def slots(self, prefix: str) -> Slots:
         yield f"{prefix}.weight", self.weight
@@ -85,6 +83,8 @@ class Linear:
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
         self.prepacked = False
         self.scratch: LinearScratch | None = None
+        self._ops = backends.linear(device)
+        self._fused = backends.fused(device)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, in_features] → [T, rows]; in `out` where it is given."""
@@ -92,13 +92,13 @@ class Linear:
             made: Any = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             packed: Tensor = made
             return packed if out is None else out.copy_(packed)
-        return linear(x, self.weight, self.bias, out=out, scratch=self.scratch)
+        return self._ops.linear(x, self.weight, self.bias, out=out, scratch=self.scratch)
 
     def gate_up_silu(self, x: Tensor) -> Tensor:
         """silu(gate) * up of the product, whose first half of rows is the gate: [T, in_features] → [T, rows / 2]."""
         if self.prepacked:
-            return silu_mul(self(x))
-        return gate_up_silu(x, self.weight, self.bias, scratch=self.scratch)
+            return self._fused.silu_mul(self(x))
+        return self._ops.gate_up_silu(x, self.weight, self.bias, scratch=self.scratch)
 
     def slots(self, prefix: str) -> Slots:
         start = 0
@@ -147,6 +147,7 @@ class Attention:
         self.scale = config.head_dim**-0.5
         self.eps = config.rms_norm_eps
         self.window = config.sliding_windows[layer]
+        self._ops = backends.attention(device, config.head_dim)
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
         self.qkv_proj = Linear(config.hidden_size, parts, bias=config.qkv_bias, dtype=dtype, device=device)
@@ -161,7 +162,7 @@ class Attention:
         self, x: Tensor, rotary: Tensor, k_cache: Tensor, v_cache: Tensor, attention: AttentionInputs
     ) -> Tensor:
         """x [T, hidden_size] → [T, hidden_size]; the tokens' keys and values are written to the cache first."""
-        out = attend(
+        out = self._ops.attend(
             self.qkv_proj(x),
             k_cache,
             v_cache,

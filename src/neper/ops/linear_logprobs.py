@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.buffers import LogprobBuffers
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.token_sets import TokenSets
 from neper.ops.token_logprobs import (
     check_buffers,

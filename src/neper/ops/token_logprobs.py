@@ -10,8 +10,9 @@ from torch import Tensor
 
 from neper.errors import InvalidRequestError
 from neper.ops import backends
-from neper.ops.logprobs import reference
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.buffers import LogprobBuffers
+from neper.ops.common.variants import compile_all
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.token_sets import TokenSets
 
 
@@ -82,24 +83,20 @@ def token_logprobs(
         wrong = rows[(rows < 0) | (rows >= len(logits))]
         if len(wrong):
             raise InvalidRequestError(f"rows holds {int(wrong[0])}, but there are {len(logits)} rows of logits")
-    if backends.scores_with_kernels(logits):
-        from neper.ops.logprobs import launch as logprobs_triton
-
-        reduce = logprobs_triton.token_logprobs
-    else:
-        reduce = reference.token_logprobs
-    return reduce(
+    scores = TokenLogprobs.empty(count, width, logits.device) if out is None else out.view(count, width)
+    backends.scoring_of(logits).token_logprobs(
         logits,
         token_ids,
         top_k,
-        width=width,
+        out=scores,
+        scratch=out.scratch if out is not None else None,
         row_top_k=row_top_k,
         temperature=temperature,
         allowed=allowed,
         named=named,
         rows=rows,
-        out=out,
     )
+    return scores
 
 
 _ROW_DTYPES = {
@@ -207,9 +204,5 @@ def warm_up(*, vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torc
     Compiled kernels are kept on disk by Triton. Returns at once where the reference computes.
     """
     device = torch.device(device)
-    if not backends.scores_with_kernels(torch.empty(1, vocab_size, dtype=dtype, device=device)):
-        return
-    from neper.ops import launch as triton_launch
-    from neper.ops.logprobs import launch as logprobs_triton
-
-    triton_launch.compile_all([logprobs_triton.variants(vocab_size, dtype, max_top_k, device)], device)
+    ops = backends.scoring_of(torch.empty(1, vocab_size, dtype=dtype, device=device))
+    compile_all([ops.variants(vocab_size, dtype, max_top_k, device)], device)

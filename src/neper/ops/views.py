@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs.results import TokenLogprobs
-from neper.ops.sampling.reference import Bias, DrawInputs, Masks, Penalties, processed_logits
+from neper.ops.logprobs.api import TokenLogprobs
+from neper.ops.sampling.api import Bias, DrawInputs, Masks, Penalties
+from neper.ops.sampling.reference import processed_logits
 from neper.ops.token_logprobs import check_logits, token_logprobs
 from neper.types import LOGPROBS_MODES, LogprobsMode
 

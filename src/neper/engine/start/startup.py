@@ -15,6 +15,7 @@ from neper.engine.start import cache_size
 from neper.engine.start.allocator import keep_freed_memory
 from neper.engine.step.batch import BatchBuilder, row_buckets
 from neper.engine.step.inputs import InputBuffers, Layout
+from neper.engine.step.kernel_sampler import KernelSampler, SamplerBuffers
 from neper.engine.step.penalties import PenaltyTables
 from neper.engine.step.readback import Counters, Readback
 from neper.engine.step.reference_sampler import ReferenceSampler
@@ -25,7 +26,8 @@ from neper.models.kv_cache import KVCache
 from neper.models.model_config import ModelConfig
 from neper.models.source import ModelSource
 from neper.ops import backends
-from neper.ops.attention import reference as attention
+from neper.ops.attention.api import QUERY_TILE
+from neper.ops.common.variants import compile_all
 from neper.types import Progress
 
 logger = logging.getLogger("neper.engine")
@@ -83,28 +85,22 @@ def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     device, dtype, vocab_size = chosen.device, chosen.dtype, decoder.config.vocab_size
     needed = decoder.variants(chosen.block_size)
     if chosen.scoring == "device":
-        from neper.ops.logprobs import launch as logprobs_triton
-
         # Float32 is what the processed view scores: logits that were edited.
         for scored in {dtype, torch.float32}:
-            needed.append(logprobs_triton.variants(vocab_size, scored, chosen.longest_list, device))
-    if backends.steps(device, vocab_size, decoder.config.head_dim).name == "triton":
-        from neper.ops.packing import launch as packing_triton
-        from neper.ops.sampling import launch as sampling_triton
-
-        needed += [sampling_triton.variants(vocab_size, dtype, device), packing_triton.variants(vocab_size, device)]
-    if needed:
-        from neper.ops import launch as triton_launch
-
-        triton_launch.compile_all(needed, device)
+            needed.append(backends.scoring(device).variants(vocab_size, scored, chosen.longest_list, device))
+    kernels = backends.steps(device, vocab_size, decoder.config.head_dim)
+    if kernels is not None:
+        needed += kernels.variants(vocab_size, dtype, device)
+    compile_all(needed, device)
 
 
 def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> ModelRunner:
     """A runner with all its buffers, but without a cache."""
     device = chosen.device
     on_host = chosen.scoring == "host"
-    kernels = backends.steps(device, model.vocab_size, model.head_dim).name == "triton"
-    buckets = row_buckets(chosen.max_num_seqs) if kernels else []
+    kernels = backends.steps(device, model.vocab_size, model.head_dim)
+    buckets = row_buckets(chosen.max_num_seqs) if kernels is not None else []
+    attention = backends.attention(device, model.head_dim)
     max_rows = chosen.max_num_seqs
     tokens = max(chosen.max_num_batched_tokens, max_rows)
     capacity = Layout(
@@ -112,7 +108,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
         tokens=tokens,
         seqs=max_rows,
         targets=chosen.max_num_batched_tokens,
-        tiles=-(-tokens // attention.QUERY_TILE) + max_rows,
+        tiles=-(-tokens // QUERY_TILE) + max_rows,
         width=-(-chosen.max_model_len // chosen.block_size),
     )
     builder = BatchBuilder(
@@ -133,13 +129,11 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
     )
     penalties = PenaltyTables(chosen.max_num_seqs, model.vocab_size, device)
     last_tokens = memory.allocate("tokens", "max_num_seqs", chosen.max_num_seqs, dtype=torch.int32, device=device)
-    if not kernels:
+    if kernels is None:
         sampler = ReferenceSampler(decoder, penalties, last_tokens, readback, on_host=on_host)
         return ModelRunner(decoder, builder, sampler, readback, last_tokens=last_tokens)
-    from neper.engine.step.kernel_sampler import KernelSampler, SamplerBuffers
-
-    buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words)
-    on_buffers = KernelSampler(decoder, penalties, buffers, readback, longest_list=chosen.longest_list)
+    buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words, kernels)
+    on_buffers = KernelSampler(decoder, penalties, buffers, readback, kernels, longest_list=chosen.longest_list)
     return ModelRunner(decoder, builder, on_buffers, readback, last_tokens=last_tokens, kernels=on_buffers)
 
 

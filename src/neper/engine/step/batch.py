@@ -17,9 +17,8 @@ from neper.engine.step.inputs import Array, InputBuffers, Layout, to_device
 from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.sampling_metadata import Kind, SampleInputs, Want
 from neper.engine.step.view_rows import is_processed, is_view, view_rows
-from neper.ops import noise_keys
-from neper.ops.attention.reference import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
-from neper.ops.sampling.reference import Bias
+from neper.ops import Bias, noise_keys
+from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
 from neper.types import packed_width
 
 _PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0}

@@ -19,10 +19,11 @@ from neper.engine.step.sampling_metadata import SampleInputs
 from neper.engine.step.view_rows import ViewRows
 from neper.models.decoder import Decoder
 from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
-from neper.ops.logprobs.launch import LIST_SIZES, list_sizes
-from neper.ops.packing.launch import PackRows, keep, pack_best, pack_chosen
+from neper.ops.backends import StepKernels
+from neper.ops.logprobs.api import LIST_SIZES, list_sizes
+from neper.ops.packing.api import PackRows
 from neper.ops.packing.reference import pack_scores
-from neper.ops.sampling.launch import DrawRows, best, choose, scratch_words
+from neper.ops.sampling.api import DrawRows
 from neper.ops.sampling.reference import edit_logits
 from neper.types import LISTED_WHOLE, PackedRows, packed_width
 
@@ -92,7 +93,9 @@ class SamplerBuffers:
         return sum(scores) + self.words.nbytes + rows * self.logits[0].nbytes
 
     @staticmethod
-    def allocate(settings: EngineSettings, vocab_size: int, last_tokens: Tensor, max_words: int) -> SamplerBuffers:
+    def allocate(
+        settings: EngineSettings, vocab_size: int, last_tokens: Tensor, max_words: int, kernels: StepKernels
+    ) -> SamplerBuffers:
         """Buffers for steps of up to `max_num_seqs` padded rows; StartupError where memory is lacking."""
         device, dtype, max_rows = settings.device, settings.dtype, settings.max_num_seqs
         on_device = settings.scoring == "device"
@@ -106,6 +109,7 @@ class SamplerBuffers:
         if settings.max_logprobs < 0:
             rows = max(1, MAX_LISTED // vocab_size)
             full = _score_buffers(settings, vocab_size, rows, vocab_size, scratch_rows=rows)
+        words = kernels.sampling.scratch_words(max_rows, vocab_size)
         kept = memory.allocate("tokens", "max_num_seqs", 3, max_rows, dtype=torch.int32, device=device)
         return SamplerBuffers(
             logits=memory.allocate(
@@ -116,9 +120,7 @@ class SamplerBuffers:
             token_ids=memory.allocate("tokens", "max_num_seqs", max_rows, dtype=torch.int32, device=device),
             valid=memory.allocate("tokens", "max_num_seqs", max_rows, dtype=torch.bool, device=device),
             kept=PackRows(*kept.unbind()),
-            scratch=memory.allocate(
-                "sampling", "max_num_seqs", scratch_words(max_rows, vocab_size), dtype=torch.int32, device=device
-            ),
+            scratch=memory.allocate("sampling", "max_num_seqs", words, dtype=torch.int32, device=device),
             scores=together,
             view_scores=views,
             full_scores=full,
@@ -129,7 +131,7 @@ def _score_buffers(
     settings: EngineSettings, vocab_size: int, rows: int, width: int, *, scratch_rows: int
 ) -> LogprobBuffers:
     device = settings.device
-    words = backends.scratch_words(scratch_rows, vocab_size, device)
+    words = backends.scoring(device).scratch_words(scratch_rows, vocab_size)
     return LogprobBuffers(
         scores=memory.reserve(
             "logprobs",
@@ -162,6 +164,7 @@ class KernelSampler:
         penalties: PenaltyTables,
         buffers: SamplerBuffers,
         readback: Readback,
+        kernels: StepKernels,
         *,
         longest_list: int,
     ) -> None:
@@ -171,6 +174,8 @@ class KernelSampler:
         self._decoder = decoder
         self._penalties = penalties
         self._readback = readback
+        self._sampling = kernels.sampling
+        self._packing = kernels.packing
         self._buckets = _buckets(longest_list)
 
     def launches(self, rows: int) -> tuple[list[Choice], list[Score]]:
@@ -208,7 +213,7 @@ class KernelSampler:
                 packed.host_rows = packed.host_rows.copied()  # the prompt's logits take their place in the buffer
             if choice.scored:
                 rows, token_ids, valid = self._kept(choice.rows)
-                pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
+                self._packing.pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
         elif choice.scored:
             largest = max([1, *(top_k for top_k, _ in sample.scored)])
             score = Score(choice.rows, next(size for size in self._buckets if size >= largest))
@@ -246,11 +251,11 @@ class KernelSampler:
         if choice.drawn:
             self._draw(logits, fields)
         else:
-            best(logits, self.buffers.scratch)
+            self._sampling.best(logits, self.buffers.scratch)
         if choice.drawn or choice.scored:
             self._keep(choice, fields, chosen=choice.drawn)
         else:
-            pack_best(
+            self._packing.pack_best(
                 _pack_rows(fields), self.buffers.words, self.buffers.last_tokens, self.buffers.scratch, logits.shape[1]
             )
 
@@ -264,7 +269,7 @@ class KernelSampler:
             row_top_k=rows.listed,  # -1, a row without scores, lists nothing
             out=self.buffers.scores,
         )
-        pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
+        self._packing.pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
 
     def _choose(self, hidden: Tensor, choice: Choice, sample: SampleInputs) -> Tensor | None:
         """`choose`, from edited logits where a row has penalties, a bias or a mask; returns those."""
@@ -294,18 +299,18 @@ class KernelSampler:
             keys=fields["keys"],
         )
         _, token_ids, valid = self._kept(len(logits))
-        choose(logits, draws, self.buffers.scratch, token_ids, valid)
+        self._sampling.choose(logits, draws, self.buffers.scratch, token_ids, valid)
 
     def _keep(self, choice: Choice, fields: dict[str, Tensor], *, chosen: bool) -> None:
         """Leave chosen tokens for `score`, or pack them if nobody wants scores; `chosen`: `_draw` has made them."""
         rows, (kept, token_ids, valid) = _pack_rows(fields), self._kept(choice.rows)
         if choice.scored:
             vocab_size = self._decoder.config.vocab_size
-            keep(
+            self._packing.keep(
                 rows, kept, self.buffers.last_tokens, token_ids, valid, self.buffers.scratch, vocab_size, chosen=chosen
             )
         else:
-            pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
+            self._packing.pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
 
     def _kept(self, rows: int) -> tuple[PackRows, Tensor, Tensor]:
         """Fields, tokens and validity of that many rows, in the buffers."""

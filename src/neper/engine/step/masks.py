@@ -12,7 +12,7 @@ import torch
 from neper.engine.plan.scheduler import ScheduledChunk
 from neper.engine.plan.sequence import Sequence
 from neper.engine.step.inputs import to_device
-from neper.ops.sampling.reference import Masks
+from neper.ops import Masks
 
 Words = npt.NDArray[np.int32]
 

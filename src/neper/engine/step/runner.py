@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from neper.engine.plan.scheduler import StepPlan
 from neper.engine.step.batch import BatchBuilder, BatchInputs
+from neper.engine.step.graphs import DecodeGraphs
+from neper.engine.step.kernel_sampler import KernelSampler
 from neper.engine.step.readback import Readback, StepOutput
 from neper.engine.step.reference_sampler import ReferenceSampler
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
 from neper.types import Progress
-
-if TYPE_CHECKING:  # both need Triton
-    from neper.engine.step.graphs import DecodeGraphs
-    from neper.engine.step.kernel_sampler import KernelSampler
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,6 @@ class ModelRunner:
 
     def capture(self, buckets: Sequence[int], progress: Progress | None = None) -> None:
         """Capture decode steps of so many padded rows."""
-        from neper.engine.step.graphs import DecodeGraphs
-
         assert self._kernels is not None
         assert self.kv_cache is not None
         with torch.inference_mode():

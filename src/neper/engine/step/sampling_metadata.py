@@ -13,8 +13,7 @@ from neper.engine.plan.scheduler import ScheduledChunk
 from neper.engine.step.inputs import to_device
 from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.view_rows import ViewRows
-from neper.ops import DrawInputs, Masks
-from neper.ops.sampling.reference import Bias
+from neper.ops import Bias, DrawInputs, Masks
 
 
 class Kind(IntEnum):

@@ -1,4 +1,7 @@
-"""Launches the attention kernels: what they are compiled for, how contexts are split, and their scratch."""
+"""Launches the attention kernels: what they are compiled for, how contexts are split, and their scratch.
+
+It satisfies `neper.ops.attention.api.AttentionOps`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
+from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
 from neper.ops.attention.kernels import decode_kernel, prefill_kernel, write_kernel
-from neper.ops.attention.reference import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
-from neper.ops.launch import Variants, launch_options, traits
+from neper.ops.common.launching import launch_options, traits
+from neper.ops.common.variants import Variants
 
 # Programs of `decode_kernel` that a multiprocessor is to hold, and the warps of one.
 _DECODES_PER_PROCESSOR = 2
@@ -86,7 +90,7 @@ def num_parts(num_decodes: int, num_kv_heads: int, processors: int) -> int:
 def allocate_scratch(
     max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> AttentionScratch:
-    """See `neper.ops.attention.reference.allocate_scratch`."""
+    """See `AttentionOps.allocate_scratch`."""
     records = _DECODES_PER_PROCESSOR * traits(device).processors
     return AttentionScratch(
         partials=torch.empty(records * 2 * num_heads // num_kv_heads * head_dim, dtype=torch.float32, device=device),
@@ -100,15 +104,16 @@ def attend(
     k_cache: Tensor,
     v_cache: Tensor,
     inputs: AttentionInputs,
+    *,
     num_heads: int,
     rotary: Tensor,
-    norms: tuple[Tensor | None, Tensor | None],
-    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
     scale: float,
-    window: int | None,
+    window: int | None = None,
 ) -> Tensor:
-    """See `neper.ops.attention.reference.attend`; scale > 0, even head_dim <= 256."""
+    """See `AttentionOps.attend`; scale > 0, even head_dim <= 256."""
     kv_heads, dim = k_cache.shape[1:]
     if not (k_cache.is_contiguous() and v_cache.is_contiguous() and qkv.stride(1) == 1):
         raise ValueError("the caches must be contiguous, and qkv along its last dimension")
@@ -117,7 +122,6 @@ def attend(
         raise ValueError("longer chunks need tiles")
     able = traits(qkv.device)
     out = torch.empty(qkv.shape[0], num_heads * dim, dtype=qkv.dtype, device=qkv.device)
-    q_norm, k_norm = norms
     normed = q_norm is not None and k_norm is not None
     shape = {"KV_HEADS": kv_heads, "SHARE": num_heads // kv_heads, "D": dim}
     weights = (rotary, q_norm, k_norm, eps) if normed else (rotary, rotary, rotary, eps)
@@ -161,11 +165,7 @@ def variants(
     *,
     normed: bool,
 ) -> Variants:
-    """What `attend` needs for a model of this shape, whatever its windows: a decode, and a longer chunk.
-
-    Args:
-        normed: queries and keys have norms.
-    """
+    """See `AttentionOps.variants`."""
     width = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = torch.zeros(2, width, dtype=dtype, device=device)
     caches = torch.zeros(2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device)
@@ -190,6 +190,19 @@ def variants(
             tiles=ints([0, 0, tokens]) if tokens > 1 else None,
             scratch=scratch,
         )
-        arguments = (qkv[:tokens], *caches, inputs, num_heads, rotary, (weight, weight))
-        launches.append(partial(attend, *arguments, eps=1e-6, scale=1.0, window=None))
+        launches.append(
+            partial(
+                attend,
+                qkv[:tokens],
+                caches[0],
+                caches[1],
+                inputs,
+                num_heads=num_heads,
+                rotary=rotary,
+                q_norm=weight,
+                k_norm=weight,
+                eps=1e-6,
+                scale=1.0,
+            )
+        )
     return Variants((decode_kernel, write_kernel, prefill_kernel), launches)

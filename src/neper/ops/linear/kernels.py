@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from neper.ops.common import await_turn
-from neper.ops.fused.launch import silu
+from neper.ops.common.device_functions import await_turn
+from neper.ops.fused.kernels import silu
 
 
 @triton.jit

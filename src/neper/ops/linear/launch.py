@@ -2,6 +2,7 @@
 
 Such a product takes as long as reading its weights, so what counts is how many bytes are on their way at any time
 (an H200 needs about 4 MB), that all programs are resident at once, and that reading starts before x is there.
+It satisfies `neper.ops.linear.api.LinearOps`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from neper.ops.fused import launch as fused_triton
-from neper.ops.launch import Variants, launch_options
+from neper.ops.common.launching import launch_options
+from neper.ops.common.variants import Variants
+from neper.ops.fused.launch import silu_mul
+from neper.ops.linear import reference
+from neper.ops.linear.api import LinearScratch
 from neper.ops.linear.kernels import dot_kernel, gemv_kernel
 
 MAX_ROWS = 64
@@ -115,22 +119,37 @@ TUNED: dict[tuple[int, int, bool, int], Config | None] = {
 }
 
 
-@dataclass(frozen=True)
-class LinearScratch:
-    """Where programs leave their parts of a sum. Zeroed once; each product leaves the tickets at zero.
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    scratch: LinearScratch | None = None,
+) -> Tensor:
+    """See `LinearOps.linear`."""
+    if scratch is not None and x.shape[0] <= MAX_ROWS:
+        config = choose(x.shape[0], *weight.shape)
+        if config is not None and supports(x, weight):
+            return skinny_linear(x, weight, bias, out, scratch=scratch, config=config)
+    return reference.linear(x, weight, bias, out=out)
 
-    Products that share it must run one after the other.
 
-    Attributes:
-        partials: float32.
-        tickets: int32, one for each tile of columns: how many programs have left their part.
-    """
+def gate_up_silu(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scratch: LinearScratch | None = None
+) -> Tensor:
+    """See `LinearOps.gate_up_silu`."""
+    if scratch is not None and bias is None and x.shape[0] <= MAX_ROWS and supports(x, weight):
+        return skinny_gate_up(x, weight, scratch=scratch)
+    return silu_mul(linear(x, weight, bias, scratch=scratch))
 
-    partials: Tensor
-    tickets: Tensor
+
+def allocate_scratch(max_n: int, dtype: torch.dtype, device: torch.device) -> LinearScratch | None:
+    """See `LinearOps.allocate_scratch`."""
+    return scratch_for(MAX_ROWS, max_n, device) if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def allocate_scratch(max_rows: int, max_n: int, device: torch.device) -> LinearScratch:
+def scratch_for(max_rows: int, max_n: int, device: torch.device) -> LinearScratch:
     """Scratch for products of up to `max_rows` rows (at most 64 count) with weights of up to `max_n` rows."""
     columns = min(_MAX_SPLIT * triton.cdiv(max_n, 128) * 128, _MAX_SPLIT_COLUMNS)
     return LinearScratch(
@@ -209,7 +228,7 @@ def skinny_gate_up(
     if config is None:
         config = choose(x.shape[0], *weight.shape, gated=True)
         if config is None:
-            return fused_triton.silu_mul(F.linear(x, weight))
+            return silu_mul(F.linear(x, weight))
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     return _launch(x, weight, None, out, scratch, config, gated=True)
 
@@ -239,7 +258,7 @@ def candidates(m: int, n: int, k: int, *, processors: int = 132) -> list[Config]
 
 
 def variants(products: Iterable[tuple[Tensor, Tensor | None, bool]], device: torch.device) -> Variants:
-    """What products of up to 64 rows with these weights need, each with its bias and whether it is gated."""
+    """See `LinearOps.variants`."""
     launches: list[Callable[[], Any]] = []
     for weight, bias, gated in products:
         for bucket in BUCKETS:
@@ -324,7 +343,7 @@ def _launch(
         gemv_kernel[(tiles,)](x, weight, given_bias, out, n, **constants)
         return out
     if scratch is None:
-        scratch = allocate_scratch(m, n, x.device)
+        scratch = scratch_for(m, n, x.device)
     if config.split > 1 and (
         tiles * config.split * config.rows * bucket > scratch.partials.numel() or tiles > scratch.tickets.numel()
     ):

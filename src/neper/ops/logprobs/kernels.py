@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from neper.ops.common import kth_largest, load_factor, load_logit, load_token, monotonic, row_base, unsigned
+from neper.ops.common.device_functions import kth_largest, monotonic, unsigned
+from neper.ops.logprobs.rows import load_factor, load_logit, load_token, row_base
 
 # A tile is 1,024 ids: 8 chunks, each of 4 pieces of 32 ids at a distance of 256. So a warp's 16-byte loads are
 # consecutive, and yet each lane holds 32 ids of one chunk: two or three shuffles join the lanes of a chunk, where a

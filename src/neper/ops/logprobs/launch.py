@@ -1,4 +1,7 @@
-"""Launches the kernels of the reduction: what they are compiled for, how work is split, and their scratch."""
+"""Launches the kernels of the reduction: what they are compiled for, how work is split, and their scratch.
+
+It satisfies `neper.ops.logprobs.api.ScoringOps`.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ import torch
 import triton
 from torch import Tensor
 
-from neper.ops.common import SPARE_BITS, Given, Norms
-from neper.ops.launch import Variants, launch_options, on
+from neper.ops.common.device_functions import SPARE_BITS
+from neper.ops.common.launching import launch_options, on
+from neper.ops.common.variants import Variants
 from neper.ops.logprobs import reference
-from neper.ops.logprobs import sets_launch as sets_triton
+from neper.ops.logprobs.api import LIST_SIZES, TokenLogprobs, list_sizes
 from neper.ops.logprobs.kernels import TILE_IDS, read_kernel, select_kernel
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.logprobs.rows import Given, Norms
+from neper.ops.logprobs.set_kernels import list_kernel, restrict_kernel
+from neper.ops.logprobs.set_launch import score_sets
 from neper.ops.logprobs.token_sets import TokenSets
 
 # Rows of one launch; more take several, so that scratch stays small beside the logits.
 _MAX_ROWS = 4096
 # Words of scratch for the lists of `select_kernel`: chunks, then ids.
 _LISTS = 256
-# The sizes of lists that `select_kernel` is compiled for.
-LIST_SIZES = (8, 32, 64)
 
 
 def token_logprobs(
@@ -31,31 +35,27 @@ def token_logprobs(
     token_ids: Tensor | None,
     top_k: int,
     *,
-    width: int,
+    out: TokenLogprobs,
+    scratch: Tensor | None = None,
     row_top_k: Tensor | None = None,
     temperature: Tensor | None = None,
     allowed: TokenSets | None = None,
     named: TokenSets | None = None,
     rows: Tensor | None = None,
-    out: LogprobBuffers | None = None,
-) -> TokenLogprobs:
-    """See `neper.ops.token_logprobs.token_logprobs`; V <= 2^20, unit stride along V.
+) -> None:
+    """See `ScoringOps.token_logprobs`; V <= 2^20, unit stride along V.
 
     Lists of more than 64 ids are found by the reference; all else is the kernels', so a row's bits stay the same.
     """
     count, vocab = (logits.shape[0] if rows is None else rows.shape[0]), logits.shape[1]
-    if out is None:
-        out = LogprobBuffers.allocate(count, vocab, width, logits.device)
-    scratch = out.scratch
-    if scratch.numel() < scratch_words(count, vocab):  # buffers made for the reference
+    if scratch is None or scratch.numel() < scratch_words(count, vocab):  # too small: made for the reference
         scratch = torch.empty(scratch_words(count, vocab), dtype=torch.int32, device=logits.device)
-    scores = out.view(count, width)
     norms = _norms(scratch, vocab)
     with on(logits.device):
         for begin in range(0, count, _MAX_ROWS):
             part = slice(begin, min(begin + _MAX_ROWS, count))
             here, ids, t, k = (None if x is None else x[part] for x in (rows, token_ids, temperature, row_top_k))
-            given = Given.of(scores.take(part), here, ids, t, k)
+            given = Given.of(out.take(part), here, ids, t, k)
             taken = logits[part] if rows is None else logits
             _read(taken, given, scratch)
             if top_k <= LIST_SIZES[-1]:
@@ -75,32 +75,24 @@ def token_logprobs(
                 )
             for sets, restrict in ((allowed, True), (named, False)):
                 if sets is not None:
-                    sets_triton.score_sets(taken, sets.take(part), restrict, given, norms, top_k)
-    return scores
-
-
-def list_sizes(max_top_k: int) -> list[int]:
-    """Those of LIST_SIZES that lists of up to `max_top_k` ids need."""
-    smaller = (0, *LIST_SIZES)
-    return [size for size, before in zip(LIST_SIZES, smaller, strict=False) if before < max(1, max_top_k)]
+                    score_sets(taken, sets.take(part), restrict, given, norms, top_k)
 
 
 def variants(vocab_size: int, dtype: torch.dtype, max_top_k: int, device: torch.device) -> Variants:
-    """What reductions of such logits need, for sets and lists of up to `max_top_k` ids."""
+    """See `ScoringOps.variants`."""
     both = torch.zeros(2, vocab_size, dtype=dtype, device=device)
     ids = torch.zeros(1, dtype=torch.int32, device=device)
     sets = TokenSets.of([[0]], device)
-    out = LogprobBuffers.allocate(1, vocab_size, LIST_SIZES[-1], device)
     scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
-    given = Given.of(out.scores, None, ids, None, None)
+    given = Given.of(TokenLogprobs.empty(1, LIST_SIZES[-1], device), None, ids, None, None)
     sizes = list_sizes(max_top_k)
     launches: list[Callable[[], Any]] = []
     # Where rows begin at odd places, those whose first row happens not to are variants of their own.
     for logits in (both[:1], both[1:]) if vocab_size * dtype.itemsize % 16 else (both[:1],):
         launches[:0] = [partial(_select, logits, given, scratch, size) for size in reversed(sizes)]
         launches.append(partial(_read, logits, given, scratch))
-        launches.append(partial(sets_triton.score_sets, logits, sets, True, given, _norms(scratch, vocab_size), 0))
-    return Variants((read_kernel, select_kernel, *sets_triton.KERNELS), launches)
+        launches.append(partial(score_sets, logits, sets, True, given, _norms(scratch, vocab_size), 0))
+    return Variants((read_kernel, select_kernel, restrict_kernel, list_kernel), launches)
 
 
 def _norms(scratch: Tensor, vocab_size: int) -> Norms:
@@ -152,7 +144,7 @@ def _select(logits: Tensor, given: Given, scratch: Tensor, top_k: int) -> None:
 
 
 def scratch_words(rows: int, vocab_size: int) -> int:
-    """int32 words that the kernels need for a reduction of `rows` rows."""
+    """See `ScoringOps.scratch_words`."""
     return min(rows, _MAX_ROWS) * _row_words(vocab_size)
 
 

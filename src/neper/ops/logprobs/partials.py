@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
+from neper.ops.common.order import ordered_top_k, top_k_by_key
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.reference import exp_sums, log_softmax
-from neper.ops.logprobs.results import TokenLogprobs
-from neper.ops.order import ordered_top_k, top_k_by_key
 
 
 class PartialLogprobs(NamedTuple):

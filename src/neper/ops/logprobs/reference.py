@@ -11,14 +11,16 @@ M and L stay two numbers: folding them into one normaliser would let a large com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from neper.errors import InvalidRequestError
-from neper.ops.logprobs.results import LogprobBuffers, TokenLogprobs
+from neper.ops.common.order import KEY_BYTES, ordered_top_k, sorts_whole_rows, top_k_by_key
+from neper.ops.common.variants import Variants
+from neper.ops.logprobs.api import TokenLogprobs
 from neper.ops.logprobs.token_sets import TokenSets
-from neper.ops.order import KEY_BYTES, ordered_top_k, sorts_whole_rows, top_k_by_key
 from neper.types import LISTED_WHOLE
 
 # Terms of a row's sum are added in segments of this many, then the segments: the tree depends on V alone. torch's own
@@ -38,29 +40,22 @@ def token_logprobs(
     token_ids: Tensor | None,
     top_k: int,
     *,
-    width: int,
+    out: TokenLogprobs,
+    scratch: Tensor | None = None,
     row_top_k: Tensor | None = None,
     temperature: Tensor | None = None,
     allowed: TokenSets | None = None,
     named: TokenSets | None = None,
     rows: Tensor | None = None,
-    out: LogprobBuffers | None = None,
-) -> TokenLogprobs:
-    """The reference behind `ops.token_logprobs`, which says what the arguments mean and has checked them.
-
-    Args:
-        top_k: 0 <= top_k <= width; more than V lists V.
-        width: places of a row's list in the result.
-        named: the sets of logprob_token_ids.
+) -> None:
+    """See `ScoringOps.token_logprobs`; needs no scratch.
 
     Raises:
         InvalidRequestError: on the CPU, for a token id that is neither -1 nor in the vocabulary.
     """
     vocab = logits.shape[1]
-    count = len(logits) if rows is None else len(rows)
     if token_ids is not None and token_ids.device.type == "cpu":
         _check_ids(token_ids, vocab)
-    scores = TokenLogprobs.empty(count, width, logits.device) if out is None else out.view(count, width)
     factor = inverse_temperature(temperature)
     k = min(top_k, vocab)
     for part, x in _tiles(logits, rows, k):
@@ -72,9 +67,18 @@ def token_logprobs(
             _part(factor, part),
             allowed.take(part) if allowed is not None else None,
             named.take(part) if named is not None else None,
-            scores.take(part),
+            out.take(part),
         )
-    return scores
+
+
+def scratch_words(rows: int, vocab_size: int) -> int:
+    """Torch allocates what it needs."""
+    return 0
+
+
+def variants(*_: Any, **__: Any) -> Variants:
+    """Nothing is compiled."""
+    return Variants((), [])
 
 
 @torch.no_grad()

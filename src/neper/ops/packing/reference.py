@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neper.ops.logprobs.results import TokenLogprobs
+from neper.ops.logprobs.api import TokenLogprobs
 
 
 def pack_tokens(token_ids: Tensor, valid: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from neper.ops.common import await_turn, count_digits, digit_of, kth_largest, unsigned
-from neper.ops.sampling.common import (
+from neper.ops.common.device_functions import await_turn, count_digits, digit_of, kth_largest, unsigned
+from neper.ops.sampling.device_functions import (
     best_key,
     best_of_row,
     key_id,

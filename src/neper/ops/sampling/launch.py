@@ -1,9 +1,11 @@
-"""Launches the kernels that choose tokens: what they are compiled for, how work is split, and their scratch."""
+"""Launches the kernels that choose tokens: what they are compiled for, how work is split, and their scratch.
+
+It satisfies `neper.ops.sampling.api.SamplingKernels`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
-from neper.ops.common import SPARE_BITS
-from neper.ops.launch import Variants, launch_options
+from neper.ops.common.device_functions import SPARE_BITS
+from neper.ops.common.launching import launch_options
+from neper.ops.common.variants import Variants
+from neper.ops.sampling.api import DrawRows
 from neper.ops.sampling.kernels import LIST_IDS, TILE_IDS, best_kernel, draw_kernel, finish_kernel, weigh_kernel
 
 # Tiles of all rows up to which a program takes one, two; beyond, it takes four.
@@ -20,27 +24,8 @@ _BEST_TILES = (1200, 20_000)
 _DRAW_TILES = (1500, 3000)
 
 
-@dataclass(frozen=True)
-class DrawRows:
-    """How the tokens of S rows are chosen, on the device of the logits; all contiguous.
-
-    Attributes:
-        temperature: [S] float32; a row below 1e-5 takes its best token, whatever its other parameters.
-        top_p: [S] float32; 1 = off.
-        min_p: [S] float32; 0 = off.
-        top_k: [S] int32; off where <= 0 or >= V.
-        keys: [S, 2] int32, the 32 bits of the row's two numbers from `neper.ops.sampling.reference.noise_keys`.
-    """
-
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    keys: Tensor
-
-
 def scratch_words(rows: int, vocab_size: int) -> int:
-    """int32 words that `choose` and `best` need for `rows` rows of logits."""
+    """See `SamplingKernels.scratch_words`."""
     return rows * row_words(vocab_size)
 
 
@@ -60,13 +45,7 @@ def num_tiles(vocab_size: int) -> int:
 
 
 def best(logits: Tensor, scratch: Tensor) -> None:
-    """Leave the best id of each tile of each row in `scratch`, for `choose` or `packing_triton.pack_best`.
-
-    Args:
-        logits: [S, V] float32, bfloat16 or float16, V <= 2^20; unit stride along V, rows at any distance. It is quick
-            where rows begin at multiples of 16 bytes and V fills such units.
-        scratch: flat int32 from a multiple of 16 bytes on, at least `scratch_words(S, V)`. What was in it is no matter.
-    """
+    """See `SamplingKernels.best`."""
     rows, vocab = logits.shape
     if rows:
         tiles, each, programs = _split(rows, vocab, _BEST_TILES)
@@ -76,16 +55,7 @@ def best(logits: Tensor, scratch: Tensor) -> None:
 
 
 def choose(logits: Tensor, draws: DrawRows, scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
-    """Choose a token for each row, as `reference.sample` does; allocates nothing and waits for nothing.
-
-    A row's token depends on its logits and parameters alone. It is that of `sample` but for ties to within float32's
-    rounding: between the two noisiest ids, or at the edge of what top-p or min-p leave.
-
-    Args:
-        logits, scratch: as in `best`.
-        out_ids: [S] int32, written: the token; 0 in an invalid row.
-        out_valid: [S] bool, written: False where the row holds NaN or +inf, or nothing above -inf.
-    """
+    """See `SamplingKernels.choose`."""
     best(logits, scratch)
     if len(logits):
         _draw(logits, draws, scratch)
@@ -94,7 +64,7 @@ def choose(logits: Tensor, draws: DrawRows, scratch: Tensor, out_ids: Tensor, ou
 
 
 def variants(vocab_size: int, dtype: torch.dtype, device: torch.device) -> Variants:
-    """What choosing from logits of `dtype`, or from edited ones in float32, needs."""
+    """See `SamplingKernels.variants`."""
     scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
     zeros = torch.zeros(1, dtype=torch.float32, device=device)
     ints = torch.zeros(1, 2, dtype=torch.int32, device=device)

@@ -7,99 +7,17 @@ not a stream: no state is kept, a preempted request repeats its draws, and any d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from neper.ops.common.order import greedy_tokens, ordered_top_k
 from neper.ops.logprobs.reference import row_normaliser
-from neper.ops.order import greedy_tokens, ordered_top_k
+from neper.ops.sampling.api import Bias, DrawInputs, Masks, Penalties
 
 # Rows with top-k or top-p look at this many best ids first; the few rows that need more are sorted whole.
 _CANDIDATES = 1024
-
-
-@dataclass(frozen=True)
-class Penalties:
-    """Penalties of the P rows that have any.
-
-    Attributes:
-        rows: [P] int64, their rows in the step's logits.
-        repetition, frequency, presence: [P, 1] float32; 1, 0, 0 where off.
-        output_counts: [P, V] int32, how often each id was generated.
-        in_prompt: [P, V] bool.
-    """
-
-    rows: Tensor
-    repetition: Tensor
-    frequency: Tensor
-    presence: Tensor
-    output_counts: Tensor
-    in_prompt: Tensor
-
-
-@dataclass(frozen=True)
-class Bias:
-    """Additions to single logits, n of them over the step's rows: rows, ids [n] int64, values [n] float32.
-
-    A value of -inf bans the id.
-    """
-
-    rows: Tensor
-    ids: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True)
-class Masks:
-    """Which ids the M rows that are restricted may sample: as one bit an id.
-
-    Attributes:
-        rows: [M] int64, their rows in the step's logits.
-        words: [M, ceil(V / 32)] int32; bit i of word w says whether id 32 w + i may be sampled.
-    """
-
-    rows: Tensor
-    words: Tensor
-
-    def allowed(self, vocab_size: int) -> Tensor:
-        """[M, V] bool."""
-        bits = torch.arange(32, dtype=torch.int32, device=self.words.device)
-        return ((self.words.unsqueeze(-1) >> bits) & 1).view(len(self.words), -1)[:, :vocab_size].bool()
-
-
-@dataclass(frozen=True)
-class DrawInputs:
-    """Parameters of the rows that are sampled (not greedy), D of them.
-
-    Attributes:
-        rows: [D] int64, their rows in the step's logits.
-        temperature: [D] float32, >= 1e-5.
-        top_k: [D] int64, V where off. top_p: [D] float32, 1 where off. min_p: [D] float32, 0 where off.
-        keys: [D, 2] int64 in 0..2^32, from `noise_keys`.
-        filtered: whether any row has a top-k, top-p or min-p: known on the host.
-    """
-
-    rows: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    keys: Tensor
-    filtered: bool
-
-    def take(self, index: Tensor) -> DrawInputs:
-        """The parameters of some of the rows."""
-        return DrawInputs(
-            rows=self.rows[index],
-            temperature=self.temperature[index],
-            top_k=self.top_k[index],
-            top_p=self.top_p[index],
-            min_p=self.min_p[index],
-            keys=self.keys[index],
-            filtered=self.filtered,
-        )
 
 
 def edit_logits(

@@ -1,48 +1,14 @@
-"""What the reduction returns, and the memory that it may be written to."""
+"""Memory that reductions are written to, made once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from neper.ops import backends
-
-
-class TokenLogprobs(NamedTuple):
-    """Scores of R rows, on the device of the logits.
-
-    Attributes:
-        logprob: [R] float32, natural log, of the row's token.
-        rank: [R] int32, 1 + the number of ids with a strictly greater logit; 0 in an invalid row.
-        top_ids: [R, k] int32, by (logit descending, id ascending); -1 in unused places.
-        top_logprobs: [R, k] float32; -inf in unused places.
-        valid: [R] bool; False where the row holds NaN or +inf, or nothing above -inf. All else of such a row is
-            filled: logprob -inf, rank 0, an empty list.
-    """
-
-    logprob: Tensor
-    rank: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
-    valid: Tensor
-
-    @staticmethod
-    def empty(rows: int, top_k: int, device: torch.device | str) -> TokenLogprobs:
-        """Uninitialised fields for `rows` rows and lists of `top_k` ids."""
-        return TokenLogprobs(
-            logprob=torch.empty(rows, dtype=torch.float32, device=device),
-            rank=torch.empty(rows, dtype=torch.int32, device=device),
-            top_ids=torch.empty(rows, top_k, dtype=torch.int32, device=device),
-            top_logprobs=torch.empty(rows, top_k, dtype=torch.float32, device=device),
-            valid=torch.empty(rows, dtype=torch.bool, device=device),
-        )
-
-    def take(self, rows: slice) -> TokenLogprobs:
-        """The scores of some rows."""
-        return TokenLogprobs(*(field[rows] for field in self))
+from neper.ops.logprobs.api import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -67,9 +33,10 @@ class LogprobBuffers:
     @staticmethod
     def allocate(rows: int, vocab_size: int, top_k: int, device: torch.device | str) -> LogprobBuffers:
         """Buffers for `rows` rows of `vocab_size` logits and lists of `top_k` ids."""
+        words = backends.scoring(device).scratch_words(rows, vocab_size)
         return LogprobBuffers(
             scores=TokenLogprobs.empty(rows, top_k, device),
-            scratch=torch.empty(backends.scratch_words(rows, vocab_size, device), dtype=torch.int32, device=device),
+            scratch=torch.empty(words, dtype=torch.int32, device=device),
             vocab_size=vocab_size,
         )
 

@@ -1,14 +1,11 @@
-"""How kernels are launched: what a device is able to, which one launches go to, and many variants compiled at once."""
+"""How kernels are launched: what a device is able to, and which one launches go to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,19 +25,6 @@ class Traits:
     roomy: bool = False
     pdl: bool = False
     nvidia: bool = False
-
-
-class Variants(NamedTuple):
-    """Launches that between them compile what serving needs of some kernels.
-
-    Attributes:
-        kernels: all that are launched.
-        launches: none depends on what another one does, so that they may run at once; those that take longest to
-            compile come first.
-    """
-
-    kernels: tuple[Any, ...]
-    launches: list[Callable[[], Any]]
 
 
 @cache
@@ -78,31 +62,3 @@ def launch_options(device: torch.device, registers: int | None = None) -> dict[s
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Launch on `device`: Triton launches on the current one, wherever its arguments are."""
     return nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index)
-
-
-def compile_all(families: Iterable[Variants], device: torch.device) -> None:
-    """Compile all variants at once, in threads: most of a compilation runs outside the interpreter lock."""
-    families = list(families)
-    # Families take turns, so that what takes longest, the first of each, begins first.
-    turns = zip_longest(*(family.launches for family in families))
-    launches = [launch for turn in turns for launch in turn if launch is not None]
-    if not launches:
-        return
-    device = torch.empty(0, device=device).device  # with its index
-    if device.type == "cpu":
-        for launch in launches:
-            launch()
-        return
-
-    def run(launch: Callable[[], Any]) -> None:
-        with on(device):  # which device is the current one is a thread's own affair
-            launch()
-
-    with on(device):
-        for kernel in (kernel for family in families for kernel in family.kernels):
-            # Threads that both find no table of a kernel's variants would each make one, and one of them be lost.
-            kernel.device_caches[device.index]
-    with ThreadPoolExecutor(16) as pool:
-        for done in [pool.submit(run, launch) for launch in launches]:
-            done.result()
-    torch.accelerator.synchronize(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from neper.ops.common import monotonic
+from neper.ops.common.device_functions import monotonic
 
 _NONE = tl.constexpr(-float("inf"))
 _DEAD = tl.constexpr(-(2**63))  # below every key

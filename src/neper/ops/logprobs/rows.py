@@ -1,4 +1,4 @@
-"""What kernels share: the arguments of the reduction's, how floats are ordered, and other small device functions."""
+"""The rows of a reduction, as its kernels take them: their arguments, their norms in scratch, and reading them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from neper.ops.logprobs.results import TokenLogprobs
-
-SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
-"""Low bits of a float32 pattern that a logit of this dtype never has; bisection skips them."""
+from neper.ops.logprobs.api import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -89,14 +85,6 @@ def _stand_ins(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def await_turn(PDL: tl.constexpr):
-    """Wait for the kernel ahead, then let the next one start: what is older than the two is complete."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-
-
-@triton.jit
 def row_base(logits, row_step, UNIT: tl.constexpr, rows, row, given):
     """Where a row begins: row_step * UNIT logits after the one before it. The compiler sees that UNIT divides it."""
     source = row.to(tl.int64)
@@ -129,45 +117,3 @@ def load_factor(temperature, row, given):
 def load_logit(base, token, V):
     """The logit of one id; -inf for ids beyond the vocabulary."""
     return tl.load(base + token, mask=(token >= 0) & (token < V), other=-float("inf")).to(tl.float32)
-
-
-@triton.jit
-def monotonic(x):
-    """float32 -> int32 in the same order; both zeros are one value."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def unsigned(x, SPARE: tl.constexpr):
-    """float32 -> uint32 in the same order, above 0, without the SPARE low bits, which no logit of its dtype has."""
-    return (monotonic(x).to(tl.uint32, bitcast=True) ^ 0x80000000) >> SPARE
-
-
-@triton.jit
-def count_digits(keys, found, unit):
-    """How many keys, of at most 2^21 - 1, reach found + 1, 2, 3 units, in one int64: 21 bits each."""
-    first = (keys >= found + unit).to(tl.int64)
-    second = (keys >= found + 2 * unit).to(tl.int64) << 21
-    return tl.sum(first + second + ((keys >= found + 3 * unit).to(tl.int64) << 42))
-
-
-@triton.jit
-def digit_of(counts, k):
-    """The largest of 0..3 units that k keys reach."""
-    digit = ((counts & 0x1FFFFF) >= k).to(tl.uint32) + (((counts >> 21) & 0x1FFFFF) >= k).to(tl.uint32)
-    return digit + ((counts >> 42) >= k).to(tl.uint32)
-
-
-@triton.jit
-def kth_largest(keys, k, BITS: tl.constexpr):
-    """The k-th largest of uint32 `keys` < 2^BITS, of any shape; 0 where fewer than k are above 0.
-
-    Two bits a step, from the top.
-    """
-    found = tl.full((), 0, tl.uint32)
-    unit = tl.full((), 1, tl.uint32) << ((BITS + 1) // 2 * 2 - 2)
-    for _ in range((BITS + 1) // 2):
-        found += digit_of(count_digits(keys, found, unit), k) * unit
-        unit = unit >> 2
-    return found

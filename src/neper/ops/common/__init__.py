@@ -1,0 +1,1 @@
+"""What the op families share: the order of ids, and how kernels are compiled and launched."""
