@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -62,12 +61,6 @@ def create_app(
         eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     service = Service(engine, tokenizer, config, model_name=model_name, eos_token_ids=tuple(eos_token_ids))
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        service.drain()
-        service.close_all()
-
     def route(path: str, method: str, handler: Handler) -> Route:
         return Route(path, _Endpoint(service, path, handler), methods=[method])
 
@@ -99,7 +92,6 @@ def create_app(
         ],
         middleware=[*_cross_origin(config), Middleware(Gate, service=service)],
         exception_handlers={HTTPException: routing_error},
-        lifespan=lifespan,
     )
     # A path with a slash too many is no path of ours; a redirect would lose the body of some clients' requests.
     app.router.redirect_slashes = False
