@@ -64,24 +64,18 @@ class _States:
         self.depth = [0]
         self.longest: list[str | None] = [None]
         for stop in stops:
-            self._add(stop)
+            if not stop:
+                raise ValueError("a stop string must not be empty")
+            state = 0
+            for depth, character in enumerate(stop, 1):
+                state = self.edges[state].setdefault(character, len(self.edges))
+                if state == len(self.edges):
+                    self.edges.append({})
+                    self.failure.append(0)
+                    self.depth.append(depth)
+                    self.longest.append(None)
+            self.longest[state] = stop
         self._link()
-
-    def _add(self, stop: str) -> None:
-        if not stop:
-            raise ValueError("a stop string must not be empty")
-        state = 0
-        for character in stop:
-            following = self.edges[state].get(character)
-            if following is None:
-                following = len(self.edges)
-                self.edges[state][character] = following
-                self.edges.append({})
-                self.failure.append(0)
-                self.depth.append(self.depth[state] + 1)
-                self.longest.append(None)
-            state = following
-        self.longest[state] = stop
 
     def _link(self) -> None:
         queue = deque(self.edges[0].values())
