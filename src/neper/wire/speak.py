@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import neper
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT, EngineConfig
-from neper.errors import NeperError, StartupError
+from neper.errors import NeperError
 from neper.types import FinishReason, Progress, TokenChunk
 from neper.wire import lines
 from neper.wire.lines import Done, Failed, Gen, Info, LineError, Logprobs, Quit, ReadyLine, Stop, Token, format_answer
@@ -31,8 +31,6 @@ from neper.wire.requests import request_of
 
 if TYPE_CHECKING:
     from neper.engine.core import EngineCore
-
-logger = logging.getLogger("neper.engine")
 
 HEARTBEAT = 1.0
 """Seconds without a line about a request, or about loading, after which there is one."""
@@ -75,7 +73,7 @@ class _Reply:
 
 
 class Speaker:
-    """The loop around an EngineCore: take lines, step, write what the step brought.
+    """An engine that takes and writes lines (see `engine.remote.loop.Mouth`).
 
     Args:
         core: it must list any number of alternatives.
@@ -105,20 +103,12 @@ class Speaker:
         self._replies: dict[str, _Reply] = {}
         self._answers: list[bytes] = []
 
-    def serve(self) -> int:
-        """Answer until QUIT or the last line; returns the exit status."""
+    def say_ready(self) -> None:
+        """Say that lines are answered from here on."""
         self._say(self.ready)
         self._flush()
-        while self._take_lines():
-            usable = not self._core.has_work or self._step()
-            self._begin_waiting()
-            self._flush()
-            if not usable:
-                return 1
-        self._flush()
-        return 0
 
-    def _take_lines(self) -> bool:
+    def take(self) -> bool:
         """Act on all lines that are there, waiting for one when there is nothing to compute. False = stop."""
         try:
             line = self._asked.get(block=not self._core.has_work)
@@ -126,7 +116,17 @@ class Speaker:
                 line = self._asked.get(block=False)
         except Empty:
             return True
+        self._flush()
         return False
+
+    def tell(self, chunks: list[TokenChunk]) -> None:
+        """Write what a step brought, and begin what its ends make room for."""
+        now = time.monotonic()
+        for chunk in chunks:
+            self._answer(chunk, now)
+        self._tell_progress(now)
+        self._begin_waiting()
+        self._flush()
 
     def _take(self, line: bytes) -> bool:
         tagged = self.ready.tagged
@@ -185,26 +185,6 @@ class Speaker:
             self._core.abort(request_id)
             self._say(reply.done("cancel", time.monotonic()))
 
-    def _step(self) -> bool:
-        """Compute one step and say what it brought. False = the device is lost: only a new process can go on."""
-        try:
-            chunks = self._core.step()
-            now = time.monotonic()
-            for chunk in chunks:
-                self._answer(chunk, now)
-            self._tell_progress(now)
-        except Exception as error:  # a step that raises must not take the requests of tomorrow with it
-            from neper.engine import memory  # brings torch
-
-            logger.exception("a step failed; its requests end with an error")
-            message = memory.step_failure(error)
-            self._core.fail_all(message)
-            for reply in self._replies.values():
-                self._say(Failed(message, reply.tag))
-            self._replies.clear()
-            return self._core.device_usable()
-        return True
-
     def _answer(self, chunk: TokenChunk, now: float) -> None:
         reply = self._replies[chunk.request_id]
         reply.told = now
@@ -261,21 +241,19 @@ def run(config: EngineConfig) -> int:
     def say(*texts: str) -> None:
         write(b"".join(format_answer(Info(text)) for text in texts))
 
-    progress = _progress(say)
-    try:
-        # Only now: what these print while they are imported is not part of the protocol.
-        from neper.engine.core import EngineCore
-        from neper.models.source import named_ends, resolve
-        from neper.text.ends import reply_ends
-        from neper.text.tokenizer import Tokenizer
+    # Only now: what these print while they are imported is not part of the protocol.
+    from neper.engine.core import EngineCore
+    from neper.engine.remote import loop
+    from neper.models.source import named_ends, resolve
+    from neper.text.ends import reply_ends
+    from neper.text.tokenizer import Tokenizer
 
+    progress = _progress(say)
+    with loop.starting():
         source = resolve(config.model, progress=progress)
         say(f"engine=neper version={neper.__version__} model={source.name}")
         # An allowed set is listed whole, however large it is; other lists are bounded by `request_of`.
         core = EngineCore(dataclasses.replace(config, max_logprobs=-1), source, progress)
-    except (MemoryError, RuntimeError) as error:
-        logger.exception("the engine could not start")
-        raise StartupError(f"the engine could not start: {error}") from error
     can = core.capabilities
     try:
         ends = tuple(reply_ends(Tokenizer.from_directory(source.path), named_ends(source.path)))
@@ -283,7 +261,8 @@ def run(config: EngineConfig) -> int:
         ends = source.eos_token_ids
     say(f"device={can.device} dtype={can.dtype}", f"vocab_size={can.vocab_size} max_logprobs={config.max_logprobs}")
     speaker = Speaker(core, asked, write, eos_token_ids=ends, max_logprobs=config.max_logprobs)
-    return speaker.serve()
+    speaker.say_ready()
+    return loop.serve(core, speaker)
 
 
 def _take_stdout() -> Callable[[bytes], None]:

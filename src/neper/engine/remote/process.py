@@ -17,8 +17,8 @@ from pathlib import Path
 import zmq
 
 from neper.config import LOG_FORMAT, LOG_TIME_FORMAT
-from neper.engine import memory
 from neper.engine.core import EngineCore
+from neper.engine.remote import loop
 from neper.engine.remote.heartbeat import Heartbeat
 from neper.engine.remote.messages import (
     Abort,
@@ -35,17 +35,15 @@ from neper.engine.remote.messages import (
     encode,
 )
 from neper.errors import StartupError
-from neper.files import one_line
 from neper.models import source
-
-logger = logging.getLogger("neper.engine")
+from neper.types import TokenChunk
 
 _IDLE_POLL_MS = 500
 _SEND_TIMEOUT_MS = 10_000
 
 
 class EngineProcess:
-    """The loop around an EngineCore: take messages, step, send what the step brought."""
+    """An engine that takes and sends messages (see `loop.Mouth`)."""
 
     def __init__(self, directory: Path, parent: int) -> None:
         self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
@@ -68,42 +66,29 @@ class EngineProcess:
         level = start.log_level.upper()
         logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=LOG_TIME_FORMAT, stream=sys.stderr)
         try:
-            model = source.resolve(start.config.model)
-            model = dataclasses.replace(model, gguf=None if start.gguf is None else Path(start.gguf))
-            core = EngineCore(start.config, model, lambda *progress: self._send(Loading(*progress)))
+            with loop.starting():
+                model = source.resolve(start.config.model)
+                model = dataclasses.replace(model, gguf=None if start.gguf is None else Path(start.gguf))
+                self._core = EngineCore(start.config, model, lambda *progress: self._send(Loading(*progress)))
         except StartupError as error:
             self._send(StartFailed(error.message))
             return 1
-        except (MemoryError, RuntimeError) as error:
-            logger.exception("the engine could not start")
-            self._send(StartFailed(f"the engine could not start: {one_line(error)}"))
-            return 1
-        self._send(Ready(core.capabilities, core.stats()))
+        self._send(Ready(self._core.capabilities, self._core.stats()))
         self._heartbeat.start()
         try:
-            while self._take_messages(core):
-                if core.has_work and not self._step(core):
-                    return 1
-                self._heartbeat.turns += 1
-            return 0
+            return loop.serve(self._core, self)
         finally:
             self._heartbeat.stop()
 
-    def _step(self, core: EngineCore) -> bool:
-        """Compute one step and send what it brought. False = the device is lost: only a new process can go on."""
-        usable = True
-        try:
-            chunks = core.step()
-        except Exception as error:  # a step that raises must not take the requests of tomorrow with it
-            logger.exception("a step failed; its requests end with an error")
-            chunks = core.fail_all(memory.step_failure(error))
-            usable = core.device_usable()
+    def tell(self, chunks: list[TokenChunk]) -> None:
+        """Send what a step brought."""
         if chunks:
-            self._send(Step(chunks, core.stats()))
-        return usable
+            self._send(Step(chunks, self._core.stats()))
+        self._heartbeat.turns += 1
 
-    def _take_messages(self, core: EngineCore) -> bool:
+    def take(self) -> bool:
         """Act on all messages that wait, waiting for one when there is nothing to compute. False = stop."""
+        core = self._core
         message = self._receive(wait=not core.has_work)
         changed = False
         while message is not None:
