@@ -23,6 +23,17 @@ hypothesis.settings.register_profile("neper", deadline=None)
 hypothesis.settings.load_profile("neper")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=1000, help="examples of each random test marked full (1000)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`@pytest.mark.rounds(60)` gives a random test its argument `rounds`: 60, and in its full form `--rounds`."""
+    if marker := metafunc.definition.get_closest_marker("rounds"):
+        full = pytest.param(metafunc.config.getoption("rounds"), marks=[pytest.mark.full, pytest.mark.timeout(7200)])
+        metafunc.parametrize("rounds", [*marker.args, full])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:

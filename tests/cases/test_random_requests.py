@@ -235,15 +235,11 @@ def test_the_tags_are_the_ids_that_are_biased(uncached: RealServer) -> None:
     assert [uncached.ids(tag) for tag in TAGS[:3]] == [[330], [331], [332]]
 
 
-@settings(max_examples=200, **QUIET)
-@given(asked=requests(), stop=optional(STOP))
-def test_two_hundred_random_requests(uncached: RealServer, asked: tuple[str, Json], stop: Any) -> None:
-    keeps_the_rules(uncached, asked, stop)
+@pytest.mark.rounds(200)
+def test_random_requests(uncached: RealServer, rounds: int) -> None:
+    @settings(max_examples=rounds, **QUIET)
+    @given(asked=requests(), stop=optional(STOP))
+    def check(asked: tuple[str, Json], stop: Any) -> None:
+        keeps_the_rules(uncached, asked, stop)
 
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-@settings(max_examples=2000, **QUIET)
-@given(asked=requests(), stop=optional(STOP))
-def test_two_thousand_random_requests(uncached: RealServer, asked: tuple[str, Json], stop: Any) -> None:
-    keeps_the_rules(uncached, asked, stop)
+    check()

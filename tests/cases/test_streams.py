@@ -189,7 +189,7 @@ def check_one(client: Client, seed: int, *, parsed: bool) -> int:
     return found.chunks
 
 
-@pytest.mark.parametrize("rounds", [100, pytest.param(5000, marks=pytest.mark.full)])
+@pytest.mark.rounds(100)
 @pytest.mark.parametrize("parsed", [False, True], ids=["text", "parsed"])
 def test_case_82_every_prefix_of_a_stream_agrees(
     scripted: Client, reasoning: Client, rounds: int, parsed: bool

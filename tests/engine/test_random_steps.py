@@ -37,6 +37,7 @@ GRAMMARS = [
 ]
 STEM = list(range(11, 23))
 FEW = (5, 6, 8, 9, 10)  # few ids to sample from: bad words are met
+QUICK = 40  # examples that are the same in every run
 QUIET: dict[str, Any] = {
     "deadline": None,
     "print_blob": True,
@@ -311,36 +312,23 @@ def same(item: Asked, got: Result, want: Result) -> None:
     assert tokens == want_tokens
 
 
-@pytest.mark.timeout(900)  # a failure is made small for up to five minutes before it is shown
-@settings(max_examples=40, derandomize=True, **QUIET)
-@given(items=ASKED, fields=ENGINES)
-def test_requests_do_together_what_they_do_alone(engines: Engines, items: list[Asked], fields: dict[str, Any]) -> None:
-    hold_to_alone(engines, items, fields)
+@pytest.mark.rounds(QUICK)
+def test_requests_do_together_what_they_do_alone(engines: Engines, rounds: int) -> None:
+    @settings(max_examples=rounds, derandomize=rounds == QUICK, **QUIET)
+    @given(items=ASKED, fields=ENGINES)
+    def check(items: list[Asked], fields: dict[str, Any]) -> None:
+        hold_to_alone(engines, items, fields)
+
+    check()
 
 
-@pytest.mark.timeout(900)
-@settings(max_examples=40, derandomize=True, **QUIET)
-@given(items=GUIDED, fields=ENGINES)
-def test_slow_grammars_change_nothing(engines: Engines, items: list[Asked], fields: dict[str, Any]) -> None:
+@pytest.mark.rounds(QUICK)
+def test_slow_grammars_change_nothing(engines: Engines, rounds: int) -> None:
     """As above, but that every grammar is advanced beside the steps: sequences are parked after each token."""
-    hold_to_alone(engines, items, fields, slow=True)
 
+    @settings(max_examples=rounds, derandomize=rounds == QUICK, **QUIET)
+    @given(items=GUIDED, fields=ENGINES)
+    def check(items: list[Asked], fields: dict[str, Any]) -> None:
+        hold_to_alone(engines, items, fields, slow=True)
 
-@pytest.mark.full
-@pytest.mark.timeout(7200)
-@settings(max_examples=5000, **QUIET)
-@given(items=ASKED, fields=ENGINES)
-def test_many_requests_do_together_what_they_do_alone(
-    engines: Engines, items: list[Asked], fields: dict[str, Any]
-) -> None:
-    hold_to_alone(engines, items, fields)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(7200)
-@settings(max_examples=1000, **QUIET)
-@given(items=GUIDED, fields=ENGINES)
-def test_slow_grammars_change_nothing_of_many_requests(
-    engines: Engines, items: list[Asked], fields: dict[str, Any]
-) -> None:
-    hold_to_alone(engines, items, fields, slow=True)
+    check()

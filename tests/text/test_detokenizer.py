@@ -15,7 +15,6 @@ from neper.text.tokenizer import Tokenizer
 from tests.text.conftest import Pair
 
 TEXTS = ["the dog", "日本語、中文", "😀🚀👩‍👩‍👧", "naïve café", "aaabab", "\n\n", "STOP"]
-COUNTS = pytest.mark.parametrize("count", [400, pytest.param(6000, marks=pytest.mark.full)])
 
 
 class Case(NamedTuple):
@@ -180,9 +179,9 @@ def cases(draw: st.DrawFn, ours: Tokenizer) -> Case:
     return case
 
 
-@COUNTS
-def test_random_sequences(pair: Pair, count: int) -> None:
-    @settings(max_examples=count, deadline=None)
+@pytest.mark.rounds(400)
+def test_random_sequences(pair: Pair, rounds: int) -> None:
+    @settings(max_examples=rounds, deadline=None)
     @given(cases(pair.ours))
     def check(case: Case) -> None:
         check_case(pair.ours, case)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -98,22 +98,11 @@ def check(made: Tokenizer, text: str) -> None:
     assert max(told) == len(ids)
 
 
-ANYWHERE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
+@pytest.mark.rounds(40)
 @pytest.mark.parametrize("name", BEGIN_ANEW)
-@ANYWHERE
-@given(text=TEXTS)
-def test_case_111_pieces_are_the_whole(name: str, text: str) -> None:
-    check(BEGIN_ANEW[name], text)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", BEGIN_ANEW)
-@settings(ANYWHERE, max_examples=5000)
-@given(text=TEXTS)
-def test_case_111_pieces_are_the_whole_often(name: str, text: str) -> None:
-    check(BEGIN_ANEW[name], text)
+def test_case_111_pieces_are_the_whole(name: str, rounds: int) -> None:
+    made = BEGIN_ANEW[name]
+    settings(max_examples=rounds, deadline=None)(given(text=TEXTS)(lambda text: check(made, text)))()
 
 
 @pytest.mark.parametrize("name", BEGIN_ANEW)

@@ -57,9 +57,9 @@ def test_special_tokens_in_a_text_decode_as_the_library_decodes_them(pair: Pair)
     assert pair.ours.decode_bytes(token_ids).decode() == pair.decode(token_ids)
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.full)])
-def test_random_ids_decode_as_the_library_decodes_them(pair: Pair, count: int) -> None:
-    @settings(max_examples=count, deadline=None)
+@pytest.mark.rounds(150)
+def test_random_ids_decode_as_the_library_decodes_them(pair: Pair, rounds: int) -> None:
+    @settings(max_examples=rounds, deadline=None)
     @given(st.lists(st.integers(0, pair.ours.vocab_size - 1), max_size=12))
     def check(token_ids: list[int]) -> None:
         data = pair.ours.decode_bytes(token_ids)

@@ -181,9 +181,9 @@ async def perform(play: Play, directory: Path) -> None:
         await until(lambda: child.engine.stats().running == 0)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.full)])
-def test_random_requests(count: int) -> None:
-    @settings(max_examples=count, deadline=None)
+@pytest.mark.rounds(60)
+def test_random_requests(rounds: int) -> None:
+    @settings(max_examples=rounds, deadline=None)
     @given(plays())
     def check(play: Play) -> None:
         with tempfile.TemporaryDirectory() as directory:

@@ -162,8 +162,8 @@ PROPERTIES = {
 }
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.rounds(200)
 @pytest.mark.parametrize("kind", PROPERTIES)
-def test_random_scores(kind: str, count: int) -> None:
+def test_random_scores(kind: str, rounds: int) -> None:
     check, strategies = PROPERTIES[kind]
-    settings(max_examples=count, deadline=None)(given(*strategies)(check))()
+    settings(max_examples=rounds, deadline=None)(given(*strategies)(check))()
