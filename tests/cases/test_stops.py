@@ -228,7 +228,7 @@ def test_case_40_the_client_leaves_in_the_middle(tiny: RealServer) -> None:
         fixed: Json = {"messages": [{"role": "user", "content": "Hello"}]} if path == CHAT else {"prompt": "Hello"}
         before = tiny.engine.stats()
         with (
-            httpx.Client(base_url=tiny.url, timeout=30) as http,
+            httpx.Client(base_url=tiny.url, timeout=120) as http,
             http.stream("POST", path, json={**fixed, **body, "ignore_eos": "n" in body, "stream": True}) as response,
         ):
             assert response.status_code == 200

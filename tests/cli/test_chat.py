@@ -64,7 +64,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
             break
         received += data
     os.close(ours)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     return received.decode().replace("\r\n", "\n")
 

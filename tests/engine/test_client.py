@@ -58,7 +58,7 @@ async def collect(client: Engine, item: Request) -> list[TokenChunk]:
         stream.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -386,7 +386,7 @@ asyncio.run(main())
         child = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while Path(f"/proc/{child}").exists() and "zombie" not in Path(f"/proc/{child}/status").read_text():
         assert time.monotonic() < end, "the engine outlived its parent"
         time.sleep(0.1)

@@ -261,7 +261,7 @@ print(convert(Path(sys.argv[1]), Path(sys.argv[2]), progress=progress))
 """
     cache, flags = tmp_path / "cache", [tmp_path / "a", tmp_path / "b"]
     children = [_child(meet, tiny[0], cache, *order) for order in (flags, flags[::-1])]
-    outputs = [child.communicate(timeout=60) for child in children]
+    outputs = [child.communicate(timeout=120) for child in children]
     assert [child.returncode for child in children] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
     assert [entry.name for entry in cache.iterdir()] == [Path(outputs[0][0].strip()).name]

@@ -60,7 +60,7 @@ def test_case_115_the_default_checks_only_where_loopback_alone_protects() -> Non
 
 
 def status(client: Client, head: str) -> int:
-    with socket.create_connection(client.server._socket.getsockname(), timeout=30) as raw:
+    with socket.create_connection(client.server._socket.getsockname(), timeout=60) as raw:
         raw.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
         return int(raw.recv(1000).split()[1])
 

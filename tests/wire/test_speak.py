@@ -47,8 +47,6 @@ CONTEXT = 4096
 VOCAB = 1500
 """Ids of the tiny model: more than are listed whole."""
 
-pytestmark = pytest.mark.timeout(180)
-
 
 class Spoken:
     """A `neper engine` of its own process; killed, if it still runs, when the context is left.
