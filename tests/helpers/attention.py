@@ -102,7 +102,10 @@ class Step:
         order = (torch.randperm(sum(counts) + 3, generator=generator) + 1).tolist()
         self.tables = [[order.pop() for _ in range(count)] for count in counts]
         self.qkv = randn(sum(case.query_lens), heads * case.dim).to(device)
-        self.q_norm, self.k_norm = (1 + randn(2, case.dim, scale=0.2)).to(device) if case.normed else (None, None)
+        self.q_norm: Tensor | None = None
+        self.k_norm: Tensor | None = None
+        if case.normed:
+            self.q_norm, self.k_norm = (1 + randn(2, case.dim, scale=0.2)).to(device)
         self.rotary = rotary_table(max(1, *case.context_lens), case.dim).to(device)
         self.inputs = attention_inputs(
             self.tables, case.query_lens, case.context_lens, block_size=size, device=device, scratch=scratch

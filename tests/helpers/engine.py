@@ -51,7 +51,7 @@ def join(parts: Iterable[PackedRows | None]) -> PackedRows:
 
 
 def make_core(directory: Path, **config: Any) -> EngineCore:
-    values = {"device": "cpu", "dtype": "float32", "num_threads": 1, "max_num_seqs": 8} | config
+    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "max_num_seqs": 8} | config
     return EngineCore(EngineConfig(model=str(directory), **values), resolve(str(directory)))
 
 

@@ -6,7 +6,10 @@ slot, or of another request, gives other logits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,7 +58,7 @@ class ExactDecoder(Decoder):
                 row = rows.stop
         return hidden
 
-    def _states(self, keys: np.ndarray, attention: AttentionInputs, seq: int) -> np.ndarray:
+    def _states(self, keys: npt.NDArray[Any], attention: AttentionInputs, seq: int) -> npt.NDArray[Any]:
         """[context, 2] float32: the row of logits after each token of a sequence's context, and whether it is NaN."""
         places = np.arange(int(attention.context_lens[seq]))
         table, size = attention.block_tables[seq].numpy(), attention.block_size

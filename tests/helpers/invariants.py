@@ -180,10 +180,11 @@ def _check_entry(body: Json, entry: Json) -> None:
         return
     own = [item["logprob"] for item in listed if item["token"] == entry["token"]]
     assert own in ([], [entry["logprob"]])
+    ids = {int(item["token"].removeprefix("token_id:")) for item in listed}
     if body.get("logprob_token_ids"):
-        assert {int(name.removeprefix("token_id:")) for name in names} == set(body["logprob_token_ids"])
+        assert ids == set(body["logprob_token_ids"])
     elif body.get("allowed_token_ids"):
-        assert {int(name.removeprefix("token_id:")) for name in names} == set(body["allowed_token_ids"])
+        assert ids == set(body["allowed_token_ids"])
     elif values:
         # Among the top k: equal to the last of them it may be either.
         assert own or entry["logprob"] <= values[-1] or len(values) < least

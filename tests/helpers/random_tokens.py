@@ -62,7 +62,7 @@ def parse(parser: MessageParser, tokens: Sequence[TextToken], group: int = 1) ->
         data.setdefault((field, call), []).append(token.data)
     joined = {key: "".join(parts) for key, parts in texts.items()}
     decoded = {key: b"".join(parts).decode("utf-8", "replace") for key, parts in data.items()}
-    return Spelled(_fields(joined), _fields(decoded), [tuple(piece) for piece in pieces])
+    return Spelled(_fields(joined), _fields(decoded), [(piece.field, piece.call, piece.token) for piece in pieces])
 
 
 def _fields(found: dict[tuple[str, int], str]) -> Fields:

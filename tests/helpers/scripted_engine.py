@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from neper.engine.interface import Capabilities, EngineStats, TokenStream
 from neper.errors import EngineDeadError, OverloadedError
@@ -66,7 +67,7 @@ def view(mode: LogprobsMode, row: Float32Array, sampling: SamplingParams) -> Flo
     return normalised(row)
 
 
-def kept(row: Float32Array, sampling: SamplingParams) -> np.ndarray:
+def kept(row: Float32Array, sampling: SamplingParams) -> npt.NDArray[np.bool_]:
     """[V] bool: what top-k, top-p and min-p leave of a distribution."""
     probabilities = np.exp(row.astype(np.float64))
     order = top(row, len(row))
