@@ -16,6 +16,7 @@ class ServerProcess:
     """`neper serve ARGUMENTS` on 127.0.0.1 and a free port; killed, if it still runs, when the context is left.
 
     Args:
+        python: the interpreter.
         program: the module that is run in neper's place, and what it takes before "serve".
 
     Attributes:
@@ -23,12 +24,14 @@ class ServerProcess:
         command: the curl line that it printed.
     """
 
-    def __init__(self, *arguments: str | Path, program: Sequence[str] = ("neper",)) -> None:
+    def __init__(
+        self, *arguments: str | Path, python: str | Path = sys.executable, program: Sequence[str] = ("neper",)
+    ) -> None:
         self.url = ""
         self.command = ""
         self.process = subprocess.Popen(
             # One thread: two that wait for each other on a busy machine make a tiny model many times slower.
-            [sys.executable, "-m", *program, "serve", *map(str, arguments), "--port", "0", "--num-threads", "1"],
+            [python, "-m", *program, "serve", *map(str, arguments), "--port", "0", "--num-threads", "1"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
