@@ -80,7 +80,7 @@ class Decoder:
                 linear.scratch = scratch
 
     def variants(self, block_size: int) -> list[Variants]:
-        """What steps over a cache of such blocks need of the kernels, to be compiled; nothing where torch computes."""
+        """Kernels that steps over a cache of such blocks need, to be compiled; none where torch computes."""
         config, first = self.config, self.layers[0]
         gate_up = first.mlp.gate_up_proj
         plain = (first.self_attn.qkv_proj, first.self_attn.o_proj, first.mlp.down_proj, self.lm_head)

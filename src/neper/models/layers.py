@@ -24,7 +24,7 @@ Slots = Iterator[tuple[str, Tensor]]
 
 @cache
 def can_prepack() -> bool:
-    """Whether this CPU build of torch has oneDNN's linear with a prepacked bfloat16 weight, and it works here."""
+    """True where this CPU build of torch has oneDNN's linear with a prepacked bfloat16 weight, and it works."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:

@@ -43,7 +43,7 @@ def linear_logprobs(
     max_logits_bytes: int = 256 * 2**20,
     out: LogprobBuffers | None = None,
 ) -> TokenLogprobs:
-    """What token_logprobs returns for the logits of T positions, which are made and scored a few rows at a time.
+    """Results of token_logprobs for the logits of T positions, which are made and scored a few rows at a time.
 
     The product is in the weights' dtype, scale and soft cap in float32:
 

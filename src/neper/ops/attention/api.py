@@ -118,7 +118,7 @@ class AttentionInputs:
         return self._memo[key][0]
 
     def mask(self, group: AttentionGroup, window: int | None, share: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores: 0 for keys at or before a query's own position and inside the window, else -inf.
+        """Added to the scores: 0 for keys at or before a query's own position and inside the window, else -inf.
 
         [G, 1, share * Q, L] in `dtype` ([G, 1, 1, L] for Q = 1): the query heads that share a KV head are rows of one
         call. Made once a step, in the form that the attention kernel takes as it is: a bool mask costs each of the

@@ -1,1 +1,1 @@
-"""What the op families share: the order of ids, and how kernels are compiled and launched."""
+"""Shared by the op families: the order of ids, and compiling and launching kernels."""

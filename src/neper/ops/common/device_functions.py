@@ -34,7 +34,7 @@ def unsigned(x, SPARE: tl.constexpr):
 
 @triton.jit
 def count_digits(keys, found, unit):
-    """How many keys, of at most 2^21 - 1, reach found + 1, 2, 3 units, in one int64: 21 bits each."""
+    """Count the keys, at most 2^21 - 1, that reach found + 1, 2, 3 units: in one int64, 21 bits each."""
     first = (keys >= found + unit).to(tl.int64)
     second = (keys >= found + 2 * unit).to(tl.int64) << 21
     return tl.sum(first + second + ((keys >= found + 3 * unit).to(tl.int64) << 42))

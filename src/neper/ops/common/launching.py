@@ -1,4 +1,4 @@
-"""How kernels are launched: what a device is able to, and which one launches go to."""
+"""Launching kernels: the abilities of a device, and the device that launches go to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Traits:
-    """What of a launch depends on the device.
+    """The parts of a launch that depend on the device.
 
     Attributes:
         processors: its multiprocessors; the interpreter's CPU counts as a few.
@@ -29,7 +29,7 @@ class Traits:
 
 @cache
 def traits(device: torch.device) -> Traits:
-    """What `device` is able to."""
+    """The abilities of `device`."""
     if device.type == "cpu":
         return Traits(4)
     if device.type == "xpu":

@@ -56,7 +56,7 @@ def ordered_top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sorts_whole_rows(k: int, vocab: int) -> bool:
-    """Whether `ordered_top_k` makes keys of all logits: k chunks would be a good part of the row."""
+    """True where `ordered_top_k` makes keys of all logits: k chunks would be a good part of the row."""
     return k * _CHUNK * 4 > vocab
 
 

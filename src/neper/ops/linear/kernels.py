@@ -45,7 +45,7 @@ def _prefetch_rows(base, first, count, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _load(pointers, column, first, K: tl.constexpr, BK: tl.constexpr):
-    """What is at pointers + first, 0 where column + first is beyond K."""
+    """Load from pointers + first, 0 where column + first is beyond K."""
     if K % BK == 0:
         values = tl.load(pointers + first)
     else:

@@ -39,7 +39,7 @@ _PREFETCH_BYTES = 12 << 20
 
 @dataclass(frozen=True)
 class Gemv:
-    """How `gemv_kernel` divides a product.
+    """The division of a product by `gemv_kernel`.
 
     Attributes:
         rows: of the weight, for one program.
@@ -54,7 +54,7 @@ class Gemv:
 
 @dataclass(frozen=True)
 class Dot:
-    """How `dot_kernel` divides a product.
+    """The division of a product by `dot_kernel`.
 
     Attributes:
         rows, columns: of the weight, that one matrix product takes.
@@ -159,7 +159,7 @@ def scratch_for(max_rows: int, max_n: int, device: torch.device) -> LinearScratc
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
-    """Whether `skinny_linear(x, weight)` is possible: 1..64 rows, 16-bit floats, K a multiple of 16, aligned rows."""
+    """True where `skinny_linear(x, weight)` can be: 1..64 rows, 16-bit floats, K a multiple of 16, aligned rows."""
     return (
         x.dim() == 2
         and weight.dim() == 2
@@ -239,7 +239,7 @@ def bucket_of(rows: int) -> int:
 
 
 def choose(m: int, n: int, k: int, *, gated: bool = False) -> Config | None:
-    """How to multiply [m, k] with [n, k]; None = torch.
+    """The way to multiply [m, k] with [n, k]; None = torch.
 
     It is what `TUNED` says. Shapes that are not in it: for one row the first candidate, which was better than torch in
     all ten that were measured; for more rows torch, for there it takes the right candidate.
@@ -306,7 +306,7 @@ def _dots(bucket: int, n: int, k: int, processors: int) -> list[Dot]:
 
 
 def _prefetch(n: int, columns: int, unit: int) -> int:
-    """How many of `columns` to fetch ahead for each of n rows, a multiple of `unit`."""
+    """The number of `columns` to fetch ahead for each of n rows, a multiple of `unit`."""
     affordable = min(columns, _PREFETCH_BYTES // (2 * n))
     return max(0, affordable // unit * unit)
 

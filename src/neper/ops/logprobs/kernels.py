@@ -40,7 +40,7 @@ def _last_id(keys, ids, live, kth, k):
 
 @triton.jit
 def _popcount(x):
-    """How many bits of uint32 `x` are set."""
+    """Count the bits of uint32 `x` that are set."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     return (((x + (x >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24).to(tl.int32)

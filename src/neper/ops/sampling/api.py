@@ -44,7 +44,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Masks:
-    """Which ids the M rows that are restricted may sample: as one bit an id.
+    """The ids that the M restricted rows may sample: one bit per id.
 
     Attributes:
         rows: [M] int64, their rows in the step's logits.

@@ -1,4 +1,4 @@
-"""What the kernels that choose tokens share: keys of the order, tiles of logits, the noise, and masses."""
+"""Shared by the kernels that choose tokens: keys of the order, tiles of logits, the noise, and masses."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def log_of_bits(high, low):
 
 @triton.jit
 def noisy_of(x, ids, maximum, scale, first, second):
-    """What ids are drawn by: of two, the one with the larger tempered logit plus Gumbel noise has the larger.
+    """A number to draw ids by: of two, the one with the larger tempered logit plus Gumbel noise has the larger.
 
     With t the tempered logit less the best, (x - maximum) * scale in powers of 2, and the noise -log(-log(1 - u)), that
     is -exp(-(t + noise)) = log(1 - u) exp(-t): one logarithm instead of two. It is -inf where t is below -88, and such
@@ -115,7 +115,7 @@ def noisy_of(x, ids, maximum, scale, first, second):
 
 @triton.jit
 def power_scale(temperature):
-    """What turns differences of logits into powers of 2, float32; above 0, since 0 times -inf is no number."""
+    """The factor from differences of logits to powers of 2, float32; above 0, since 0 times -inf is no number."""
     return tl.maximum(tl.div_rn(1.4426950408889634, temperature), 1.1754943508222875e-38)
 
 
@@ -133,5 +133,5 @@ def units(share):
 
 @triton.jit
 def precedes(x, ids, cut, cut_id):
-    """Whether an id precedes (cut, cut_id) in the order."""
+    """True where an id precedes (cut, cut_id) in the order."""
     return (x > cut) | ((x == cut) & (ids < cut_id))

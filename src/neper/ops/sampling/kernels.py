@@ -72,7 +72,7 @@ def best_kernel(
 
 @triton.jit
 def _lists(k, V, num_tiles):
-    """Whether a row with top-k lists what the k-th largest of the tiles' maxima leaves.
+    """True where a row with top-k lists what the k-th largest of the tiles' maxima leaves.
 
     That bounds the k-th best logit from below, and leaves about k ids where k is not close to the number of tiles.
     """
@@ -129,13 +129,13 @@ def draw_kernel(
 
 @triton.jit
 def _mass_limit(p, total):
-    """What the mass before an id of top-p's set stays below, float64."""
+    """The bound of the mass before an id of top-p's set, float64."""
     return tl.where(p < 1.0, p.to(tl.float64) * total.to(tl.float64), float("inf"))
 
 
 @triton.jit
 def _needs_no_sum(share, id, best_id, total, p, min_p):
-    """Whether a candidate is surely in K: the best id always is, and no more can precede it than is not its own."""
+    """True where a candidate is surely in K: the best id always is, and no more can precede it than is not its own."""
     sure = (total - units(share)).to(tl.float64) < _mass_limit(p, total)
     return (id == best_id) | (sure & (share >= min_p))
 

@@ -131,7 +131,7 @@ def _row_step(logits: Tensor) -> int:
 
 
 def _options(logits: Tensor) -> dict[str, Any]:
-    """What all of the kernels are compiled with. Not fused, so that a number has the same bits wherever it is made."""
+    """Options that all of the kernels are compiled with. Not fused, so that a number has the same bits everywhere."""
     unit = {"VEC": 16 // logits.element_size(), "UNIT": _unit(logits)}
     return {**unit, "enable_fp_fusion": False, **launch_options(logits.device)}
 

@@ -74,7 +74,7 @@ def processed_logits(
     masks: Masks | None = None,
     draws: DrawInputs | None = None,
 ) -> Tensor:
-    """What `sample` chooses from: the logits of the processed_logprobs view, before temperature.
+    """The logits that `sample` chooses from: those of the processed_logprobs view, before temperature.
 
     Args:
         logits: [R, V] float, the model's own.
@@ -146,7 +146,7 @@ class _Candidates(NamedTuple):
 
 
 def _filtered(x: Tensor, draws: DrawInputs) -> Iterator[_Candidates]:
-    """What the filters leave of logits x [D, V] float32: every row, then again, whole, those that need to be.
+    """The ids that the filters leave of logits x [D, V] float32: every row, then again, whole, those that need to be.
 
     On the CPU few rows need more than the best `_CANDIDATES`; elsewhere all are taken whole, since to know would be to
     wait for the device.
