@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from neper.engine.remote import client as engine_client
-from neper.engine.remote.messages import Step
+from neper.engine.remote.messages import EngineOutputs
 from neper.types import LOGPROBS_MODES
 from tests.cases.conftest import CHAT, COMPLETIONS, RealServer
 from tests.helpers.invariants import Json, check_reply
@@ -146,7 +146,7 @@ def test_case_51_a_step_is_one_message_however_many_streams(tiny: RealServer, mo
 
     def counted(data: bytes) -> Any:
         message = decode(data)
-        if isinstance(message, Step):  # there is a beat a second as well
+        if isinstance(message, EngineOutputs):  # there is a beat a second as well
             messages.append(message)
         return message
 

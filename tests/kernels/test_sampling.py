@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neper.ops.sampling.reference import DrawInputs, noise_keys, sample
+from neper.ops import DrawInputs, noise_keys, sample
 from tests.helpers.filters import kept
 from tests.helpers.noise import bits_of, gumbel_of, hashed, seeds_for
 from tests.kernels.scoring import DEVICE, DTYPES, randn, some

@@ -23,13 +23,13 @@ from neper.engine.remote.heartbeat import SECONDS, Pulse
 from neper.engine.remote.messages import (
     Abort,
     Beat,
+    EngineOutputs,
     FromEngine,
     Loading,
     Ready,
     Shutdown,
     Start,
     StartFailed,
-    Step,
     Submit,
     ToEngine,
     decode_from_engine,
@@ -163,7 +163,7 @@ class EngineClient:
             while messages := await connection.receive():
                 pulse.heard()
                 for message in messages:
-                    if isinstance(message, Step):
+                    if isinstance(message, EngineOutputs):
                         self._hand_out(message)
                     elif isinstance(message, Beat):
                         pulse.beat(message.turns)
@@ -192,7 +192,7 @@ class EngineClient:
                 connection.kill()
                 return
 
-    def _hand_out(self, step: Step) -> None:
+    def _hand_out(self, step: EngineOutputs) -> None:
         self._stats = self._with_restarts(step.stats)
         for chunk in step.chunks:
             stream = self._streams.get(chunk.request_id)

@@ -53,7 +53,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class EngineOutputs(msgspec.Struct, frozen=True, tag=True):
     """What a step brought: at most one chunk a request, and the load after it."""
 
     chunks: list[TokenChunk]
@@ -67,7 +67,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Start | Submit | Abort | Shutdown
-FromEngine = Loading | Ready | StartFailed | Step | Beat
+FromEngine = Loading | Ready | StartFailed | EngineOutputs | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -22,13 +22,13 @@ from neper.engine.remote import loop
 from neper.engine.remote.heartbeat import Heartbeat
 from neper.engine.remote.messages import (
     Abort,
+    EngineOutputs,
     FromEngine,
     Loading,
     Ready,
     Shutdown,
     Start,
     StartFailed,
-    Step,
     Submit,
     ToEngine,
     decode_to_engine,
@@ -83,7 +83,7 @@ class EngineProcess:
     def tell(self, chunks: list[TokenChunk]) -> None:
         """Send what a step brought."""
         if chunks:
-            self._send(Step(chunks, self._core.stats()))
+            self._send(EngineOutputs(chunks, self._core.stats()))
         self._heartbeat.turns += 1
 
     def take(self) -> bool:
@@ -101,7 +101,7 @@ class EngineProcess:
                 return False
             message = self._receive(wait=False)
         if changed and not core.has_work:
-            self._send(Step([], core.stats()))
+            self._send(EngineOutputs([], core.stats()))
         return os.getppid() == self._parent
 
     def _receive(self, *, wait: bool) -> ToEngine | None:

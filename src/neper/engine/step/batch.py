@@ -13,17 +13,18 @@ from torch import Tensor
 
 from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
 from neper.engine.plan.sequence import Sequence
-from neper.engine.step.inputs import Array, InputBuffers, Layout, to_device
+from neper.engine.step.inputs import Array, InputBuffers, Layout, StepFields, to_device
 from neper.engine.step.masks import MaskBuilder
-from neper.engine.step.sampling_metadata import Kind, SampleInputs, Want
+from neper.engine.step.row_parameters import ROW_PARAMETERS
+from neper.engine.step.sampling_metadata import RowKind, SamplingMetadata, Scoring
 from neper.engine.step.view_rows import is_processed, is_view, view_rows
-from neper.ops import Bias, noise_keys
+from neper.ops import Bias
 from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
 from neper.types import packed_width
 
-_PADDING = {"offsets": -1, "listed": -1, "hidden_rows": 0, "slots": 0}
-_UNSCORED = Want(Kind.UNSCORED, False, 0)
-_VIEWS = (Kind.VIEW, Kind.PROCESSED_VIEW)
+_UNSCORED = RowKind(Scoring.UNSCORED, False, 0)
+_VIEWS = (Scoring.VIEW, Scoring.PROCESSED_VIEW)
+_PARAMETERS = ROW_PARAMETERS.columns()
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class BatchInputs:
     token_ids: Tensor
     attention: AttentionInputs
     is_decode: bool
-    sample: SampleInputs | None
+    sample: SamplingMetadata | None
     prompt_scores: tuple[PromptScoreInputs, ...]
 
 
@@ -96,7 +97,7 @@ class BatchBuilder:
         self._scratch = scratch
         self._masks = MaskBuilder(vocab_size)
         # By slot: whose row was last there, if it must not end yet, and what that row asks for.
-        self._wants: dict[int, tuple[ref[Sequence], bool, Want]] = {}
+        self._kinds: dict[int, tuple[ref[Sequence], bool, RowKind]] = {}
 
     def padded(self, rows: int) -> int:
         """The smallest bucket for so many rows."""
@@ -104,15 +105,15 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan) -> BatchInputs:
         """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
-        wants = {chunk: self._want(chunk) for chunk in plan.chunks if chunk.samples}
+        kinds = {chunk: self._kind(chunk) for chunk in plan.chunks if chunk.samples}
         singles = sorted(
             (chunk for chunk in plan.chunks if chunk.length == 1),
-            key=lambda chunk: (chunk not in wants, wants.get(chunk, _UNSCORED)),  # those without a row last
+            key=lambda chunk: (chunk not in kinds, kinds.get(chunk, _UNSCORED)),  # those without a row last
         )
         chunks = (*singles, *(chunk for chunk in plan.chunks if chunk.length > 1))
         sampled = sorted(
             ((chunk, row) for chunk, row in zip(chunks, _last_rows(chunks), strict=True) if chunk.samples),
-            key=lambda item: wants[item[0]],
+            key=lambda item: kinds[item[0]],
         )
         is_decode = len(singles) == len(chunks)
         num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
@@ -130,21 +131,21 @@ class BatchBuilder:
         places = layout.places()
         arrays = self._buffers.next_arrays(places)
         self._fill_tokens(arrays, chunks)
-        arrays["tiles"][:] = tiles
-        self._fill_rows(arrays, [(chunk, row, wants[chunk]) for chunk, row in sampled])
+        arrays.tiles[:] = tiles
+        self._fill_rows(arrays, [(chunk, row, kinds[chunk]) for chunk, row in sampled])
         fields = self._buffers.send(places)
         # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
         assert not is_decode or [row for _, row in sampled] == list(range(len(sampled)))
         return BatchInputs(
             plan=plan,
-            token_ids=fields["token_ids"],
+            token_ids=fields.token_ids,
             attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
             is_decode=is_decode,
-            sample=self._sample_inputs(sampled, wants, fields) if sampled else None,
-            prompt_scores=tuple(_prompt_scores(chunks, fields["targets"], self._vocab_size)),
+            sample=self._sampling_metadata(sampled, kinds, fields) if sampled else None,
+            prompt_scores=tuple(_prompt_scores(chunks, fields.targets, self._vocab_size)),
         )
 
-    def decode_inputs(self, rows: int) -> tuple[Tensor, AttentionInputs, dict[str, Tensor]]:
+    def decode_inputs(self, rows: int) -> tuple[Tensor, AttentionInputs, StepFields[Tensor]]:
         """The token ids, attention inputs and row fields of a decode step of `rows` rows that are all padding.
 
         Those of every later decode step of as many padded rows lie at the same places.
@@ -155,27 +156,27 @@ class BatchBuilder:
         self._fill_rows(arrays, [])
         fields = self._buffers.send(places)
         group = AttentionGroup(start=0, first_seq=0, num_seqs=rows, query_len=1, context_len=0)
-        return fields["token_ids"], self._attention(fields, (group,)), fields
+        return fields.token_ids, self._attention(fields, (group,)), fields
 
-    def _attention(self, fields: dict[str, Tensor], groups: tuple[AttentionGroup, ...]) -> AttentionInputs:
+    def _attention(self, fields: StepFields[Tensor], groups: tuple[AttentionGroup, ...]) -> AttentionInputs:
         return AttentionInputs(
-            positions=fields["positions"],
-            slot_mapping=fields["slot_mapping"],
-            context_lens=fields["context_lens"],
-            block_tables=fields["block_tables"],
-            table_stride=fields["table_stride"],
+            positions=fields.positions,
+            slot_mapping=fields.slot_mapping,
+            context_lens=fields.context_lens,
+            block_tables=fields.block_tables,
+            table_stride=fields.table_stride,
             block_size=self._block_size,
             groups=groups,
-            tiles=fields["tiles"] if len(fields["tiles"]) else None,
+            tiles=fields.tiles if len(fields.tiles) else None,
             scratch=self._scratch,
         )
 
-    def _fill_tokens(self, arrays: dict[str, Array], chunks: Items[ScheduledChunk]) -> None:
-        ids, positions, slot_mapping = arrays["token_ids"], arrays["positions"], arrays["slot_mapping"]
-        tables, size = arrays["block_tables"], self._block_size
-        arrays["table_stride"][0] = tables.shape[1]
-        arrays["context_lens"][: len(chunks)] = [chunk.end for chunk in chunks]
-        arrays["context_lens"][len(chunks) :] = 0
+    def _fill_tokens(self, arrays: StepFields[Array], chunks: Items[ScheduledChunk]) -> None:
+        ids, positions, slot_mapping = arrays.token_ids, arrays.positions, arrays.slot_mapping
+        tables, size = arrays.block_tables, self._block_size
+        arrays.table_stride[0] = tables.shape[1]
+        arrays.context_lens[: len(chunks)] = [chunk.end for chunk in chunks]
+        arrays.context_lens[len(chunks) :] = 0
         for table, chunk in zip(tables, chunks, strict=False):
             table[: len(chunk.seq.block_table)] = chunk.seq.block_table
         singles = [chunk for chunk in chunks if chunk.length == 1]
@@ -196,71 +197,70 @@ class BatchBuilder:
         target = 0
         for chunk in chunks:
             scored = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
-            arrays["targets"][target : target + len(scored)] = scored
+            arrays.targets[target : target + len(scored)] = scored
             target += len(scored)
 
-    def _want(self, chunk: ScheduledChunk) -> Want:
+    def _kind(self, chunk: ScheduledChunk) -> RowKind:
         """What the row of a chunk asks for."""
         seq = chunk.seq
         early = chunk.num_output_tokens < seq.request.sampling.min_tokens
-        found = self._wants.get(chunk.slot)
+        found = self._kinds.get(chunk.slot)
         if found is None or found[0]() is not seq or found[1] != early:
-            found = self._wants[chunk.slot] = ref(seq), early, self._find_want(chunk)
+            found = self._kinds[chunk.slot] = ref(seq), early, self._find_kind(chunk)
         return found[2]
 
-    def _find_want(self, chunk: ScheduledChunk) -> Want:
+    def _find_kind(self, chunk: ScheduledChunk) -> RowKind:
         listed = chunk.seq.request.num_listed(self._vocab_size)
         if listed is None:
             return _UNSCORED
         if is_view(chunk, self._vocab_size, self._longest_list):
-            kind = Kind.PROCESSED_VIEW if is_processed(chunk, self._vocab_size) else Kind.VIEW
-            return Want(kind, False, listed)
-        return Want(Kind.PLAIN, chunk.seq.request.sampling.greedy and not chunk.edited, listed)
+            kind = Scoring.PROCESSED_VIEW if is_processed(chunk, self._vocab_size) else Scoring.VIEW
+            return RowKind(kind, False, listed)
+        return RowKind(Scoring.PLAIN, chunk.seq.request.sampling.greedy and not chunk.edited, listed)
 
-    def _fill_rows(self, arrays: dict[str, Array], sampled: list[tuple[ScheduledChunk, int, Want]]) -> None:
+    def _fill_rows(self, arrays: StepFields[Array], sampled: list[tuple[ScheduledChunk, int, RowKind]]) -> None:
         """Per-row fields. A row that pads has offset -1, so nothing of it is kept, and is greedy."""
-        vocab_size, count = self._vocab_size, len(sampled)
-        for name, padding in _PADDING.items():
-            arrays[name][count:] = padding
-        for name, off in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("top_k", vocab_size), ("keys", 0)):
-            arrays[name][:] = off
-        if not sampled:
-            return
-        chunks = [chunk for chunk, _, _ in sampled]
-        plain = Kind.PLAIN if self._scores_on_device else None
+        count = len(sampled)
+        arrays.hidden_rows[count:] = arrays.slots[count:] = 0
+        arrays.offsets[count:] = arrays.listed[count:] = -1
+        plain = Scoring.PLAIN if self._scores_on_device else None
         widths = [
-            packed_width(want.listed if want.kind == plain or want.kind in _VIEWS else None) for _, _, want in sampled
+            packed_width(kind.listed if kind.scoring == plain or kind.scoring in _VIEWS else None)
+            for _, _, kind in sampled
         ]
-        arrays["hidden_rows"][:count] = [row for _, row, _ in sampled]
-        arrays["slots"][:count] = [chunk.slot for chunk in chunks]
-        arrays["offsets"][:count] = np.cumsum([0, *widths[:-1]])
+        arrays.hidden_rows[:count] = [row for _, row, _ in sampled]
+        arrays.slots[:count] = [chunk.slot for chunk, _, _ in sampled]
+        arrays.offsets[:count] = np.cumsum([0, *widths])[:count]
         # Rows with a way of their own are packed anew when they are scored.
-        arrays["listed"][:count] = [want.listed if want.kind == plain else -1 for _, _, want in sampled]
-        for row, chunk in enumerate(chunks):
-            sampling = chunk.seq.request.sampling
-            if not sampling.greedy:
-                arrays["temperature"][row] = sampling.temperature
-                arrays["top_p"][row] = sampling.top_p
-                arrays["min_p"][row] = sampling.min_p
-                arrays["top_k"][row] = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
-                arrays["keys"].view(np.uint32)[row] = noise_keys(chunk.seq.seed, chunk.num_output_tokens)
+        arrays.listed[:count] = [kind.listed if kind.scoring == plain else -1 for _, _, kind in sampled]
+        drawn = {
+            row: (chunk, sampling)
+            for row, (chunk, _, _) in enumerate(sampled)
+            if not (sampling := chunk.seq.request.sampling).greedy
+        }
+        rows = np.fromiter(drawn, dtype=np.intp)
+        for name, parameter in _PARAMETERS.items():
+            column, value = getattr(arrays, name), parameter.value
+            column[:] = parameter.off
+            if drawn:
+                column[rows] = [value(chunk, sampling) for chunk, sampling in drawn.values()]
 
-    def _sample_inputs(
+    def _sampling_metadata(
         self,
         sampled: list[tuple[ScheduledChunk, int]],
-        wants: dict[ScheduledChunk, Want],
-        fields: dict[str, Tensor],
-    ) -> SampleInputs:
+        kinds: dict[ScheduledChunk, RowKind],
+        fields: StepFields[Tensor],
+    ) -> SamplingMetadata:
         chunks = tuple(chunk for chunk, _ in sampled)
         params = [chunk.seq.request.sampling for chunk in chunks]
-        kinds = [wants[chunk].kind for chunk in chunks]
-        views = slice(kinds.count(Kind.UNSCORED), len(kinds) - kinds.count(Kind.PLAIN))
-        scored = groupby(wants[chunk].listed for chunk in chunks if wants[chunk].kind is Kind.PLAIN)
-        device = fields["slots"].device
-        return SampleInputs(
+        scoring = [kinds[chunk].scoring for chunk in chunks]
+        views = slice(scoring.count(Scoring.UNSCORED), len(scoring) - scoring.count(Scoring.PLAIN))
+        scored = groupby(kinds[chunk].listed for chunk in chunks if kinds[chunk].scoring is Scoring.PLAIN)
+        device = fields.slots.device
+        return SamplingMetadata(
             chunks=chunks,
             fields=fields,
-            num_chosen=sum(not wants[chunk].takes_best for chunk in chunks),
+            num_chosen=sum(not kinds[chunk].takes_best for chunk in chunks),
             drawn=tuple(row for row, p in enumerate(params) if not p.greedy),
             filtered=any(not p.greedy and p.filters(self._vocab_size) for p in params),
             bias=_bias(chunks, self._vocab_size, device),

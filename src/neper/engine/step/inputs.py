@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +14,83 @@ import torch
 from torch import Tensor
 
 from neper.engine import memory
+from neper.engine.step.row_parameters import ROW_PARAMETERS
+from neper.ops.sampling.api import DrawRows
 
 Array = npt.NDArray[Any]
-Place = tuple[int, tuple[int, ...]]
+Field = TypeVar("Field")
+Other = TypeVar("Other")
 
-_FLOATS = frozenset({"temperature", "top_p", "min_p"})
+_DTYPES = {name: parameter.dtype for name, parameter in ROW_PARAMETERS.columns().items()}
+
+
+class Place(NamedTuple):
+    """Where a field lies in the buffer.
+
+    Attributes:
+        begin, end: its first word, and the one after its last.
+        dtype: of its values on the host, 32 bits each.
+    """
+
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+    dtype: type[np.generic]
+
+    def array(self, flat: Array) -> Array:
+        """The field in the host's buffer."""
+        words = flat[self.begin : self.end]
+        array = words if self.dtype is np.int32 else words.view(self.dtype)
+        return array if len(self.shape) == 1 else array.reshape(self.shape)
+
+    def tensor(self, flat: Tensor) -> Tensor:
+        """The field in the device's buffer: float32 or int32."""
+        words = flat[self.begin : self.end]
+        tensor = words.view(torch.float32) if self.dtype is np.float32 else words
+        return tensor if len(self.shape) == 1 else tensor.view(self.shape)
+
+
+@dataclass(frozen=True)
+class RowFields(DrawRows[Field]):
+    """The fields of the rows that get a next token: how each is drawn, and these.
+
+    Attributes:
+        hidden_rows: the row's place in the step's hidden states.
+        slots: of its sequence.
+        offsets: the first of its packed words; -1 where nothing is packed.
+        listed: places of its list; -1 where it is packed without scores.
+    """
+
+    hidden_rows: Field
+    slots: Field
+    offsets: Field
+    listed: Field
+
+
+@dataclass(frozen=True)
+class StepFields(RowFields[Field]):
+    """All fields of a step: as places, as arrays of the host, or as tensors of the device.
+
+    Attributes:
+        token_ids, positions, slot_mapping: of each token.
+        context_lens, block_tables: of each sequence.
+        table_stride: words of a block table.
+        targets: prompt tokens that are scored.
+        tiles: see AttentionInputs.tiles.
+    """
+
+    token_ids: Field
+    positions: Field
+    slot_mapping: Field
+    context_lens: Field
+    table_stride: Field
+    block_tables: Field
+    targets: Field
+    tiles: Field
+
+    def each(self, made: Callable[[Field], Other]) -> StepFields[Other]:
+        """The same fields, each made of what it is here."""
+        return StepFields(**{name: made(field) for name, field in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -39,19 +113,19 @@ class Layout:
     tiles: int = 0
     width: int = 1
 
-    def places(self) -> dict[str, Place]:
-        """Name → first word and shape."""
+    @lru_cache(maxsize=64)  # noqa: B019 - few layouts, which most decode steps share
+    def places(self) -> StepFields[Place]:
+        """The place of each field, in the order of the buffer; the last ends where all do."""
         rows, tokens = (self.rows,), (self.tokens,)
         shapes: dict[str, tuple[int, ...]] = {
+            **{
+                name: rows if parameter.width == 1 else (self.rows, parameter.width)
+                for name, parameter in ROW_PARAMETERS.columns().items()
+            },
             "hidden_rows": rows,
             "slots": rows,
             "offsets": rows,
             "listed": rows,
-            "temperature": rows,
-            "top_p": rows,
-            "min_p": rows,
-            "top_k": rows,
-            "keys": (self.rows, 2),
             "token_ids": tokens,
             "positions": tokens,
             "slot_mapping": tokens,
@@ -64,10 +138,10 @@ class Layout:
         places: dict[str, Place] = {}
         begin = 0
         for name, shape in shapes.items():
-            places[name] = (begin, shape)
-            begin += math.prod(shape)
-        places["end"] = (begin, ())
-        return places
+            end = begin + math.prod(shape)
+            places[name] = Place(begin, end, shape, _DTYPES.get(name, np.int32))
+            begin = end
+        return StepFields(**places)
 
 
 class InputBuffers:
@@ -77,7 +151,7 @@ class InputBuffers:
     """
 
     def __init__(self, capacity: Layout, device: torch.device) -> None:
-        words, _ = capacity.places()["end"]
+        words = capacity.places().tiles.end
         setting = "max_num_batched_tokens, max_num_seqs or max_model_len"
         self._on_device = None
         if device.type != "cpu":
@@ -89,45 +163,26 @@ class InputBuffers:
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._current = 0
 
-    def next_arrays(self, places: dict[str, Place]) -> dict[str, Array]:
+    def next_arrays(self, places: StepFields[Place]) -> StepFields[Array]:
         """The host's arrays of a step, to be filled; they hold what an earlier step left there."""
         self._current = 1 - self._current
         copied = self._copied[self._current]
         if copied is not None and not copied.query():  # type: ignore[no-untyped-call]
             copied.synchronize()  # two steps ago, so mostly long done
         flat = self._on_host[self._current].numpy()
-        arrays: dict[str, Array] = {}
-        for name, (begin, shape) in places.items():
-            if name != "end":
-                array = flat[begin : begin + math.prod(shape)].reshape(shape)
-                arrays[name] = array.view(np.float32) if name in _FLOATS else array
-        return arrays
+        return places.each(lambda place: place.array(flat))
 
-    def send(self, places: dict[str, Place]) -> dict[str, Tensor]:
+    def send(self, places: StepFields[Place]) -> StepFields[Tensor]:
         """Start the copy of what `next_arrays` gave; returns the fields on the device."""
-        end, _ = places["end"]
-        host = self._on_host[self._current]
-        if self._on_device is None:
-            return fields(host, places)
-        self._on_device[:end].copy_(host[:end], non_blocking=True)
-        copied = self._copied[self._current] or torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        self._copied[self._current] = copied
-        return self.fields(places)
-
-    def fields(self, places: dict[str, Place]) -> dict[str, Tensor]:
-        """The fields of such a step on the device."""
-        return fields(self._on_host[self._current] if self._on_device is None else self._on_device, places)
-
-
-def fields(flat: Tensor, places: dict[str, Place]) -> dict[str, Tensor]:
-    """Views of a flat int32 tensor, by name."""
-    views: dict[str, Tensor] = {}
-    for name, (begin, shape) in places.items():
-        if name != "end":
-            view = flat[begin : begin + math.prod(shape)].view(shape)
-            views[name] = view.view(torch.float32) if name in _FLOATS else view
-    return views
+        flat = self._on_host[self._current]
+        if self._on_device is not None:
+            end = places.tiles.end
+            self._on_device[:end].copy_(flat[:end], non_blocking=True)
+            copied = self._copied[self._current] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            self._copied[self._current] = copied
+            flat = self._on_device
+        return places.each(lambda place: place.tensor(flat))
 
 
 def to_device(array: Array, device: torch.device) -> Tensor:

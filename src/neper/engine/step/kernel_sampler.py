@@ -12,10 +12,11 @@ from torch import Tensor
 from neper.engine import memory
 from neper.engine.settings import MAX_LISTED, EngineSettings
 from neper.engine.step.batch import BatchInputs, PromptScoreInputs
+from neper.engine.step.inputs import RowFields
 from neper.engine.step.packed import Packed, Segment, host_rows, token_segments
 from neper.engine.step.penalties import PenaltyTables
 from neper.engine.step.readback import Readback
-from neper.engine.step.sampling_metadata import SampleInputs
+from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.engine.step.view_rows import ViewRows
 from neper.models.decoder import Decoder
 from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
@@ -23,7 +24,6 @@ from neper.ops.backends import StepKernels
 from neper.ops.logprobs.api import LIST_SIZES, list_sizes
 from neper.ops.packing.api import PackRows
 from neper.ops.packing.reference import pack_scores
-from neper.ops.sampling.api import DrawRows
 from neper.ops.sampling.reference import edit_logits
 from neper.types import LISTED_WHOLE, PackedRows, packed_width
 
@@ -195,7 +195,7 @@ class KernelSampler:
             self._score_prompt(hidden, prompt, packed)
         return packed
 
-    def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SampleInputs, packed: Packed) -> None:
+    def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SamplingMetadata, packed: Packed) -> None:
         on_host = self.buffers.scores is None
         scored = bool(sample.scored) and not on_host
         choice = Choice(sample.num_padded, bool(sample.drawn), scored or bool(sample.views))
@@ -205,7 +205,7 @@ class KernelSampler:
             self.choices[choice].replay()
         else:
             if not inputs.is_decode:
-                hidden = hidden.index_select(0, sample.fields["hidden_rows"])
+                hidden = hidden.index_select(0, sample.fields.hidden_rows)
             edited = self._choose(hidden, choice, sample)
         if on_host:
             packed.host_rows = host_rows(sample, self.buffers.logits)
@@ -228,7 +228,7 @@ class KernelSampler:
         for view in sample.views:
             begin = self._score_view(view, sample, edited, begin)
 
-    def _score_view(self, view: ViewRows, sample: SampleInputs, edited: Tensor | None, begin: int) -> int:
+    def _score_view(self, view: ViewRows, sample: SamplingMetadata, edited: Tensor | None, begin: int) -> int:
         """Score rows with a way of their own and pack them from word `begin` on; returns the word after them."""
         _, token_ids, valid = self._kept(sample.num_padded)
         token_ids, valid = token_ids[view.rows], valid[view.rows]
@@ -245,7 +245,7 @@ class KernelSampler:
         views, full = self.buffers.view_scores, self.buffers.full_scores
         return views if full is None or listed <= views.scores.top_ids.shape[1] else full
 
-    def choose(self, hidden: Tensor, choice: Choice, fields: dict[str, Tensor]) -> None:
+    def choose(self, hidden: Tensor, choice: Choice, fields: RowFields[Tensor]) -> None:
         """Make the logits of hidden states [rows, D], choose their tokens, and pack or keep them."""
         logits = self._logits(hidden)
         if choice.drawn:
@@ -271,7 +271,7 @@ class KernelSampler:
         )
         self._packing.pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, scores)
 
-    def _choose(self, hidden: Tensor, choice: Choice, sample: SampleInputs) -> Tensor | None:
+    def _choose(self, hidden: Tensor, choice: Choice, sample: SamplingMetadata) -> Tensor | None:
         """`choose`, from edited logits where a row has penalties, a bias or a mask; returns those."""
         if not sample.edited:
             self.choose(hidden, choice, sample.fields)
@@ -289,19 +289,12 @@ class KernelSampler:
         self._keep(choice, sample.fields, chosen=True)
         return edited
 
-    def _draw(self, logits: Tensor, fields: dict[str, Tensor]) -> None:
+    def _draw(self, logits: Tensor, fields: RowFields[Tensor]) -> None:
         """Choose the tokens of all rows; greedy ones take their best."""
-        draws = DrawRows(
-            temperature=fields["temperature"],
-            top_p=fields["top_p"],
-            min_p=fields["min_p"],
-            top_k=fields["top_k"],
-            keys=fields["keys"],
-        )
         _, token_ids, valid = self._kept(len(logits))
-        self._sampling.choose(logits, draws, self.buffers.scratch, token_ids, valid)
+        self._sampling.choose(logits, fields, self.buffers.scratch, token_ids, valid)
 
-    def _keep(self, choice: Choice, fields: dict[str, Tensor], *, chosen: bool) -> None:
+    def _keep(self, choice: Choice, fields: RowFields[Tensor], *, chosen: bool) -> None:
         """Leave chosen tokens for `score`, or pack them if nobody wants scores; `chosen`: `_draw` has made them."""
         rows, (kept, token_ids, valid) = _pack_rows(fields), self._kept(choice.rows)
         if choice.scored:
@@ -346,5 +339,5 @@ class KernelSampler:
         pack_scores(inputs.token_ids, scores, inputs.top_k, self.buffers.words[begin : packed.num_words])
 
 
-def _pack_rows(fields: dict[str, Tensor]) -> PackRows:
-    return PackRows(offsets=fields["offsets"], listed=fields["listed"], slots=fields["slots"])
+def _pack_rows(fields: RowFields[Tensor]) -> PackRows:
+    return PackRows(offsets=fields.offsets, listed=fields.listed, slots=fields.slots)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neper.engine.plan.scheduler import ScheduledChunk
 from neper.engine.step.host_scoring import HostRows
-from neper.engine.step.sampling_metadata import SampleInputs
+from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.types import PackedRows, packed_width
 
 
@@ -61,7 +61,7 @@ class Packed:
         return rows + (len(self.host_rows.chunks) if self.host_rows is not None else 0)
 
 
-def token_segments(inputs: SampleInputs, *, scored: bool) -> Iterator[Segment]:
+def token_segments(inputs: SamplingMetadata, *, scored: bool) -> Iterator[Segment]:
     """The layout of a step's next tokens; where `scored` is False only rows with a way of their own have scores."""
     runs: list[tuple[int | None, int]] = [(None, inputs.num_unscored)]
     runs += [run for view in inputs.views for run in view.listed]
@@ -73,7 +73,7 @@ def token_segments(inputs: SampleInputs, *, scored: bool) -> Iterator[Segment]:
             start += count
 
 
-def host_rows(inputs: SampleInputs, logits: Tensor) -> HostRows | None:
+def host_rows(inputs: SamplingMetadata, logits: Tensor) -> HostRows | None:
     """The rows of `logits`, one a row of `inputs`, that are to be scored; None when nobody asked."""
     if not inputs.scored:
         return None

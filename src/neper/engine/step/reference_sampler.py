@@ -9,7 +9,7 @@ from neper.engine.step.batch import BatchInputs, PromptScoreInputs
 from neper.engine.step.packed import Packed, Segment, host_rows, token_segments
 from neper.engine.step.penalties import PenaltyTables
 from neper.engine.step.readback import Readback
-from neper.engine.step.sampling_metadata import SampleInputs
+from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.engine.step.view_rows import parts
 from neper.models.decoder import Decoder
 from neper.ops import TokenLogprobs, linear_logprobs, sample, token_logprobs
@@ -46,10 +46,10 @@ class ReferenceSampler:
         packed.words = torch.cat(words) if words else None
         return packed
 
-    def _sample(self, hidden: Tensor, inputs: SampleInputs, words: list[Tensor], packed: Packed) -> None:
+    def _sample(self, hidden: Tensor, inputs: SamplingMetadata, words: list[Tensor], packed: Packed) -> None:
         # A row that has no next token (one token of a longer prompt) stands behind these.
         count = len(inputs.chunks)
-        logits = self._decoder.logits(hidden.index_select(0, inputs.fields["hidden_rows"][:count]))
+        logits = self._decoder.logits(hidden.index_select(0, inputs.fields.hidden_rows[:count]))
         packed.segments += token_segments(inputs, scored=not self._on_host)
         if self._on_host:
             packed.host_rows = host_rows(inputs, logits)
@@ -77,9 +77,9 @@ class ReferenceSampler:
             words += [pack_scores(token_ids[plain:][part], scores.take(part), k) for part, k in parts(inputs.scored)]
         elif inputs.num_scored:
             words.append(pack_tokens(token_ids[inputs.num_plain :], valid[inputs.num_plain :]))
-        self._last_tokens[inputs.fields["slots"][:count].long()] = token_ids.int()
+        self._last_tokens[inputs.fields.slots[:count].long()] = token_ids.int()
 
-    def _choose(self, logits: Tensor, inputs: SampleInputs, token_ids: Tensor, valid: Tensor) -> Tensor | None:
+    def _choose(self, logits: Tensor, inputs: SamplingMetadata, token_ids: Tensor, valid: Tensor) -> Tensor | None:
         """Write the tokens of the first rows to `token_ids` and their validity to `valid`.
 
         Returns:
@@ -99,7 +99,7 @@ class ReferenceSampler:
         return edited
 
     @staticmethod
-    def _score(logits: Tensor, token_ids: Tensor | None, inputs: SampleInputs, listed: bool) -> TokenLogprobs:
+    def _score(logits: Tensor, token_ids: Tensor | None, inputs: SamplingMetadata, listed: bool) -> TokenLogprobs:
         """One reduction for all rows that asked, at the largest k among them: a row's bits do not depend on k.
 
         A row whose token is still to be found (-1) takes it from its list.

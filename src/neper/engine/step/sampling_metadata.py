@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from neper.engine.plan.scheduler import ScheduledChunk
-from neper.engine.step.inputs import to_device
+from neper.engine.step.inputs import RowFields, to_device
 from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.view_rows import ViewRows
 from neper.ops import Bias, DrawInputs, Masks
 
 
-class Kind(IntEnum):
+class Scoring(IntEnum):
     """How a row that gets a next token is scored; rows stand in this order."""
 
     UNSCORED = 0
@@ -25,7 +25,7 @@ class Kind(IntEnum):
     PLAIN = 3
 
 
-class Want(NamedTuple):
+class RowKind(NamedTuple):
     """What a row asks for, and stands by among the others.
 
     Attributes:
@@ -33,13 +33,13 @@ class Want(NamedTuple):
         listed: places of its list.
     """
 
-    kind: Kind
+    scoring: Scoring
     takes_best: bool
     listed: int
 
 
 @dataclass(frozen=True)
-class SampleInputs:
+class SamplingMetadata:
     """The S rows of a step that get a next token, in an order that leaves every part of them a slice.
 
     First the rows without scores, then those scored in a way of their own, then those that are scored and sampled (or
@@ -47,7 +47,7 @@ class SampleInputs:
 
     Attributes:
         chunks: [S], the chunk of each row.
-        fields: device tensors of the (padded) rows by name, as in `neper.engine.step.inputs.Layout`.
+        fields: device tensors of the (padded) rows.
         num_chosen: how many rows, from the first on, have their token chosen by `sample`.
         drawn: the rows that are not greedy.
         filtered: one of those has a top-k, top-p or min-p.
@@ -60,7 +60,7 @@ class SampleInputs:
     """
 
     chunks: tuple[ScheduledChunk, ...]
-    fields: dict[str, Tensor]
+    fields: RowFields[Tensor]
     num_chosen: int
     drawn: tuple[int, ...]
     filtered: bool
@@ -94,7 +94,7 @@ class SampleInputs:
     @property
     def num_padded(self) -> int:
         """Rows of the fields: S and what pads it."""
-        return len(self.fields["slots"])
+        return len(self.fields.slots)
 
     def draws(self, part: slice | None = None) -> DrawInputs | None:
         """Parameters of the rows that are drawn, as the reference takes them; of some rows alone, counted from 0."""
@@ -102,22 +102,14 @@ class SampleInputs:
         drawn = [row for row in self.drawn if begin <= row < end]
         if not drawn:
             return None
-        fields = self.fields
-        rows = to_device(np.array(drawn), fields["slots"].device)
-        return DrawInputs(
-            rows=rows - begin,
-            temperature=fields["temperature"][rows],
-            top_k=fields["top_k"][rows].long(),
-            top_p=fields["top_p"][rows],
-            min_p=fields["min_p"][rows],
-            keys=fields["keys"][rows].long() & 0xFFFFFFFF,
-            filtered=self.filtered,
-        )
+        rows = to_device(np.array(drawn), self.fields.slots.device)
+        columns = {name: column[rows] for name, column in self.fields.columns().items()}
+        return DrawInputs(rows=rows - begin, filtered=self.filtered, **columns)
 
     def masks(self) -> Masks | None:
         """The masks of the masked rows; None when there are none. See `MaskBuilder.build`."""
         chunks = [self.chunks[row] for row in self.masked]
-        return self.mask_builder.build(chunks, self.masked, self.fields["slots"].device)
+        return self.mask_builder.build(chunks, self.masked, self.fields.slots.device)
 
     def view_logits(self, view: ViewRows, logits: Tensor, edited: Tensor | None) -> Tensor:
         """The logits that a view's rows are scored by; see `ViewRows.source`."""

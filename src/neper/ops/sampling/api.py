@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,56 +60,48 @@ class Masks:
         return ((self.words.unsqueeze(-1) >> bits) & 1).view(len(self.words), -1)[:, :vocab_size].bool()
 
 
-@dataclass(frozen=True)
-class DrawInputs:
-    """Parameters of the rows that are sampled (not greedy), D of them.
-
-    Attributes:
-        rows: [D] int64, their rows in the step's logits.
-        temperature: [D] float32, >= 1e-5.
-        top_k: [D] int64, V where off. top_p: [D] float32, 1 where off. min_p: [D] float32, 0 where off.
-        keys: [D, 2] int64 in 0..2^32, from `noise_keys`.
-        filtered: whether any row has a top-k, top-p or min-p: known on the host.
-    """
-
-    rows: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    keys: Tensor
-    filtered: bool
-
-    def take(self, index: Tensor) -> DrawInputs:
-        """The parameters of some of the rows."""
-        return DrawInputs(
-            rows=self.rows[index],
-            temperature=self.temperature[index],
-            top_k=self.top_k[index],
-            top_p=self.top_p[index],
-            min_p=self.min_p[index],
-            keys=self.keys[index],
-            filtered=self.filtered,
-        )
+Column = TypeVar("Column")
 
 
 @dataclass(frozen=True)
-class DrawRows:
-    """How the tokens of S rows are chosen, on the device of the logits; all contiguous.
+class DrawRows(Generic[Column]):
+    """The parameters of S draws, a column each: tensors, or what the engine knows of each column.
 
     Attributes:
         temperature: [S] float32; a row below 1e-5 takes its best token, whatever its other parameters.
         top_p: [S] float32; 1 = off.
         min_p: [S] float32; 0 = off.
-        top_k: [S] int32; off where <= 0 or >= V.
-        keys: [S, 2] int32, the 32 bits of the row's two numbers from `neper.ops.sampling.reference.noise_keys`.
+        top_k: [S] integers; off where <= 0 or >= V.
+        keys: [S, 2] integers of which the lower 32 bits count, from `neper.ops.sampling.reference.noise_keys`.
     """
 
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    keys: Tensor
+    temperature: Column
+    top_p: Column
+    min_p: Column
+    top_k: Column
+    keys: Column
+
+    def columns(self) -> dict[str, Column]:
+        """The columns by name; of a subclass these alone."""
+        return {field.name: getattr(self, field.name) for field in fields(DrawRows)}
+
+
+@dataclass(frozen=True)
+class DrawInputs(DrawRows[Tensor]):
+    """Parameters of the rows that are sampled (not greedy), D of them.
+
+    Attributes:
+        rows: [D] int64, their rows in the step's logits.
+        filtered: whether any row has a filter: known on the host.
+    """
+
+    rows: Tensor
+    filtered: bool
+
+    def take(self, index: Tensor) -> DrawInputs:
+        """The parameters of some of the rows."""
+        columns = {name: column[index] for name, column in self.columns().items()}
+        return DrawInputs(rows=self.rows[index], filtered=self.filtered, **columns)
 
 
 class SamplingKernels(Protocol):
@@ -128,7 +120,9 @@ class SamplingKernels(Protocol):
                 matter.
         """
 
-    def choose(self, logits: Tensor, draws: DrawRows, scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
+    def choose(
+        self, logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor, out_ids: Tensor, out_valid: Tensor
+    ) -> None:
         """Choose a token for each row, as `neper.ops.sampling.reference.sample` does. Allocates nothing, never waits.
 
         A row's token depends on its logits and parameters alone. It is that of `sample` but for ties to within
@@ -136,6 +130,7 @@ class SamplingKernels(Protocol):
 
         Args:
             logits, scratch: as in `best`.
+            draws: on the device of the logits, contiguous, of 32 bits each.
             out_ids: [S] int32, written: the token; 0 in an invalid row.
             out_valid: [S] bool, written: False where the row holds NaN or +inf, or nothing above -inf.
         """

@@ -54,7 +54,7 @@ def best(logits: Tensor, scratch: Tensor) -> None:
         )
 
 
-def choose(logits: Tensor, draws: DrawRows, scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
+def choose(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
     """See `SamplingKernels.choose`."""
     best(logits, scratch)
     if len(logits):
@@ -81,7 +81,7 @@ def variants(vocab_size: int, dtype: torch.dtype, device: torch.device) -> Varia
     return Variants((best_kernel, draw_kernel, weigh_kernel, finish_kernel), launches)
 
 
-def _draw(logits: Tensor, draws: DrawRows, scratch: Tensor) -> None:
+def _draw(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor) -> None:
     rows, vocab = logits.shape
     tiles, each, programs = _split(rows, vocab, _DRAW_TILES)
     draw_kernel[(programs, rows)](
@@ -91,7 +91,7 @@ def _draw(logits: Tensor, draws: DrawRows, scratch: Tensor) -> None:
     )  # fmt: skip
 
 
-def _weigh(logits: Tensor, draws: DrawRows, scratch: Tensor) -> None:
+def _weigh(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor) -> None:
     rows, vocab = logits.shape
     tiles, each, programs = _split(rows, vocab, _DRAW_TILES)
     weigh_kernel[(programs, rows)](
@@ -101,7 +101,7 @@ def _weigh(logits: Tensor, draws: DrawRows, scratch: Tensor) -> None:
     )  # fmt: skip
 
 
-def _finish(logits: Tensor, draws: DrawRows, scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
+def _finish(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
     rows, vocab = logits.shape
     tiles, _, programs = _split(rows, vocab, _DRAW_TILES)
     finish_kernel[(rows,)](

@@ -175,7 +175,7 @@ def _among_best(
     """
     values, ids = ordered_top_k(x, width)
     values = _temper(values, maximum, draws)
-    top_k = draws.top_k.unsqueeze(1)
+    top_k = torch.where(draws.top_k > 0, draws.top_k, x.shape[1]).unsqueeze(1)
     place = torch.arange(width, device=x.device)
     in_top_k = place < top_k
     probability = torch.exp(values - log_sum).masked_fill(~in_top_k, 0.0)
@@ -198,14 +198,14 @@ def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
     """Standard Gumbel noise, a pure function of (key, id).
 
     Args:
-        keys: [D, 2] int64 in 0..2^32, from `noise_keys`.
+        keys: [D, 2], as in `DrawRows`.
         ids: [D, N] int64.
 
     Returns:
         [D, N] float32, from `gumbel_of_bits`.
     """
-    first = _wrap(keys[:, :1]).int()
-    second = _wrap(keys[:, 1:]).int()
+    first = _wrap(keys[:, :1])
+    second = _wrap(keys[:, 1:])
     low = _mix(ids.int() + first)
     return gumbel_of_bits(_mix(low ^ second), low)
 
@@ -244,8 +244,8 @@ def noise_keys(seed: int, position: int) -> tuple[int, int]:
 
 
 def _wrap(x: Tensor) -> Tensor:
-    """0..2^32 as the int32 of the same bits."""
-    return torch.where(x >= 2**31, x - 2**32, x)
+    """The lower 32 bits as an int32."""
+    return ((x.long() + 2**31) & 0xFFFFFFFF).sub_(2**31).int()
 
 
 # A 32-bit integer hash of two multiply-xorshift rounds. Constants: Wellons' "lowbias32" search, as published.

@@ -1,0 +1,40 @@
+"""The one table of what rows are drawn by: layout, filling and arguments of a draw follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from neper.engine.plan.scheduler import ScheduledChunk
+from neper.ops import noise_keys
+from neper.ops.sampling.api import DrawRows
+from neper.types import SamplingParams
+
+
+class RowParameter(NamedTuple):
+    """A column of the draw's arguments.
+
+    Attributes:
+        dtype: of its values, 32 bits each.
+        off: the value of rows that are not drawn.
+        value: gives the value of a chunk's row, of the chunk and its request's parameters.
+        width: values of a row.
+    """
+
+    dtype: type[np.generic]
+    off: float
+    value: Callable[[ScheduledChunk, SamplingParams], Any]
+    width: int = 1
+
+
+_LAST_INT = 2**31 - 1
+
+ROW_PARAMETERS = DrawRows(
+    temperature=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.temperature),
+    top_p=RowParameter(np.float32, 1.0, lambda _, sampling: sampling.top_p),
+    min_p=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.min_p),
+    top_k=RowParameter(np.int32, 0, lambda _, sampling: min(sampling.top_k, _LAST_INT)),
+    keys=RowParameter(np.uint32, 0, lambda chunk, _: noise_keys(chunk.seq.seed, chunk.num_output_tokens), width=2),
+)
