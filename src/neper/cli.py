@@ -290,9 +290,6 @@ def kernels(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="The GPU: cuda or cuda:N.")] = "cuda",
     quick: Annotated[bool, typer.Option("--quick", help="A smoke test: fewer cases, fewer rounds.")] = False,
-    no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Leave torch.compile out; it takes a while.")
-    ] = False,
 ) -> None:
     """Device time of logprobs on this GPU, beside torch's.
 
@@ -300,23 +297,23 @@ def kernels(
     Examples:
       neper bench kernels
       neper bench kernels --out results
-      neper bench kernels --quick --no-compile
+      neper bench kernels --quick
 
     Scores random logits (R rows of V ids; logprob and rank of a token, and the k best ids) with neper's kernels, with
-    log_softmax + topk, with logsumexp + topk, and with the latter compiled by torch.compile. First neper's results
-    are checked against float64 and a stable sort: a wrong one ends the run with an error. Then a CUDA graph of about
-    50 calls is replayed, the implementations taking turns; a time is that of one call, with the logits in the L2
-    (warm) and not (cold). The spread is how far repetitions of the same thing lie apart.
+    log_softmax + topk, and with logsumexp + topk. First neper's results are checked against plain torch on the CPU:
+    a wrong one ends the run with an error. Then a CUDA graph of about 50 calls is replayed, the implementations taking
+    turns; a time is that of one call, with the logits in the L2 (warm) and not (cold). The spread is how far
+    repetitions of the same thing lie apart.
 
     "of copy" is the speed at which the logits are read, as a fraction of what a copy on the device moves. Further
-    tables: rows with sets of ids, scoring on the host after copying whole rows there, and how long the kernels take
-    to compile with an empty and a filled cache. The bounds are those of an H200.
+    tables: rows with sets of ids, and scoring on the host after copying whole rows there. The bounds are those of an
+    H200.
 
     Takes some minutes. Progress is on stderr.
     """
     from neper.bench.kernels import run
 
-    run(out, device=device, quick=quick, compiled=not no_compile)
+    run(out, device=device, quick=quick)
 
 
 @bench.command("engine")
@@ -345,7 +342,7 @@ def bench_engine(
     ] = None,
     parts: Annotated[
         str | None,
-        typer.Option("--parts", help="Some of matrix,mixed,overhead,floor,prompt,steps,host. Default: all of them."),
+        typer.Option("--parts", help="Some of matrix,mixed,floor,prompt,host. Default: all of them."),
     ] = None,
     time_limit: Annotated[
         float | None,
@@ -367,13 +364,11 @@ def bench_engine(
     (A / A). TPOT is the time from one decode step's results to the next one's, without the prefill.
 
     \b
-    matrix    no scores, 0, 1, 5 and 20 alternatives at each concurrency
-    mixed     one of 8, and of 32, asks for 20: what the others notice
-    overhead  a decode step beside replaying its CUDA graphs alone
-    floor     a decode step beside reading what it must at a copy's speed
-    prompt    scored prompts beside plain ones, and their memory
-    steps     off, 20, off again: tokens, bytes, launches and kernels
-    host      the matrix where whole rows are copied and scanned; it is slow
+    matrix  no scores, 0, 1, 5 and 20 alternatives at each concurrency
+    mixed   one of 8, and of 32, asks for 20: what the others notice
+    floor   a decode step beside reading what it must at a copy's speed
+    prompt  scored prompts beside plain ones, and their memory
+    host    the matrix where whole rows are copied and scanned; it is slow
 
     In the matrix, two rows are sampled. Floor: all weights, and the keys and values of the contexts. Replies of the
     host's matrix are as short as they must be.

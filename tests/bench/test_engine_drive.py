@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import re
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-import neper.ops
-from neper.bench import engine_probes
 from neper.bench.engine_cases import OFF, Case, requests
-from neper.bench.engine_drive import Traffic, run_batch, steps
-from neper.bench.engine_probes import SCORING_KERNELS, decode_bytes, kv_bytes_per_token
+from neper.bench.engine_drive import Traffic, run_batch
+from neper.bench.engine_rig import decode_bytes, kv_bytes_per_token
 from neper.errors import NeperError
 from neper.models.shapes import SHAPES
 from neper.types import PackedRows, Request
 from tests.bench.scripted_core import ScriptedCore, batch_of
-from tests.helpers.engine import make_core
 
 K20 = Case(20)
 
@@ -95,31 +87,6 @@ def test_a_reply_that_is_too_short_is_noticed() -> None:
         run_batch(core, made)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_closing_the_steps_leaves_an_idle_engine(ahead: bool) -> None:
-    core = ScriptedCore(ahead=ahead)
-    log = steps(core, requests(OFF, 3, prompt=3, reply=50, vocab_size=50, seed=0))  # type: ignore[arg-type]
-    for _ in range(4):
-        next(log)
-    assert core.has_work
-    log.close()  # type: ignore[attr-defined]
-    assert not core.has_work
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_real_engine_is_idle_after_a_closed_log(tiny_dir: Callable[..., Path], overlap: bool) -> None:
-    core = make_core(tiny_dir(), overlap=overlap)
-    log = steps(core, requests(K20, 3, prompt=9, reply=50, vocab_size=330, seed=0))
-    for _ in range(4):
-        next(log)
-    log.close()  # type: ignore[attr-defined]
-    core.check()
-    stats = core.stats()
-    assert (core.has_work, stats.running, stats.free_blocks) == (False, 0, stats.total_blocks)
-    again = run_batch(core, requests(K20, 3, prompt=9, reply=50, vocab_size=330, seed=0))
-    assert (len(again.times), again.traffic) == (49, Traffic(0, 0, 0))
-
-
 def test_bytes_of_a_decode_step() -> None:
     config = SHAPES["qwen3-4b"]
     assert kv_bytes_per_token(config, 2) == 147_456
@@ -130,85 +97,3 @@ def test_bytes_of_a_decode_step() -> None:
 def test_embeddings_that_are_no_head_are_not_read() -> None:
     config = dataclasses.replace(SHAPES["qwen3-4b"], tie_word_embeddings=False)
     assert decode_bytes(config, 2, rows=0, context=1) == 2 * 4_022_468_096
-
-
-def test_every_kernel_of_the_reduction_is_known_as_one() -> None:
-    directory = Path(neper.ops.__file__).parent / "logprobs"
-    names = [
-        name
-        for file in ("kernels.py", "set_kernels.py")
-        for name in re.findall(r"^def (\w*kernel)\(", (directory / file).read_text(encoding="utf-8"), re.MULTILINE)
-    ]
-    assert len(names) >= 4
-    torch_names = [
-        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4>",
-        "at::native::sbtopk::gatherTopK<f>",
-    ]
-    assert all(SCORING_KERNELS.fullmatch(name) for name in names + torch_names)
-    others = ["nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "norm_kernel", "best_kernel", "Memcpy DtoH (Device -> Pinned)"]
-    assert not any(SCORING_KERNELS.fullmatch(name) for name in others)
-
-
-def test_a_profile_counts_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = ScriptedCore(ahead=True)
-    begun: list[int] = []
-
-    class Profile:
-        def __init__(self, activities: object, acc_events: bool) -> None: ...
-
-        def __enter__(self) -> Profile:
-            begun.append(core.number)
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            begun.append(core.number)
-
-        def events(self) -> list[SimpleNamespace]:
-            def event(name: str, where: str, note: bool = False) -> SimpleNamespace:
-                return SimpleNamespace(name=name, device_type=SimpleNamespace(name=where), is_user_annotation=note)
-
-            once = [
-                event("read_kernel", "CUDA"),
-                *[event("norm_kernel", "CUDA")] * 3,
-                event("step", "CUDA", note=True),
-                event("cuLaunchKernelEx", "CPU"),
-                event("cudaGraphLaunch", "CPU"),
-                event("cudaMemcpyAsync", "CPU"),
-                event("aten::copy_", "CPU"),
-            ]
-            return once * (begun[1] - begun[0])
-
-    monkeypatch.setattr(torch.profiler, "profile", Profile)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    made = requests(K20, 2, prompt=3, reply=40, vocab_size=50, seed=0)
-    profile = engine_probes.profile_steps(core, made, 5)  # type: ignore[arg-type]
-    assert begun[1] - begun[0] == 5
-    assert profile.kernels == {"norm_kernel": 3, "read_kernel": 1}
-    assert profile.calls == {"cuLaunchKernelEx": 1, "cudaGraphLaunch": 1, "cudaMemcpyAsync": 1}
-    assert (profile.scoring, profile.launches) == ({"read_kernel": 1}, 2)
-    assert not core.has_work
-
-
-def test_graphs_are_replayed_in_the_middle_of_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = ScriptedCore(ahead=True)
-    made = requests(OFF, 2, prompt=3, reply=40, vocab_size=50, seed=0)
-    asked: list[tuple[int, int | None]] = []
-    replayed: list[int] = []
-
-    def decode_replay(rows: int, top_k: int | None) -> Callable[[], None]:
-        asked.append((rows, top_k))
-
-        def replay() -> None:
-            core.now += 0.5
-            replayed.append(core.number)
-
-        return replay
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    assert engine_probes.replay_seconds(core, made, None, after=20, replays=4) is None  # type: ignore[arg-type]
-    core.runner.graphs, core.runner.decode_replay = object(), decode_replay
-    seconds = engine_probes.replay_seconds(core, made, None, after=20, replays=4, clock=core.clock)  # type: ignore[arg-type]
-    assert (seconds, asked) == (0.5, [(2, None)])
-    # Call 0 launches the prefill, 1 brings it, and 2 brings the first decode step: the 20th comes with call 21.
-    assert replayed == [22] * 7
-    assert not core.has_work

@@ -28,6 +28,7 @@ from neper.bench import http, http_load, http_model, http_report
 from neper.bench.http_load import Batch, Reply, check_stream
 from neper.bench.http_report import FLOOD, FLOODED, OFF, OFF_AGAIN, SCORED, WAYS, Findings
 from neper.bench.http_server import Server, serving
+from neper.bench.report import markdown
 from neper.cli import app
 from neper.errors import ModelLoadError, NeperError, StartupError
 from neper.models import registry, shapes
@@ -160,29 +161,29 @@ def findings(rates: dict[http_report.Way, list[float]], *, api: bool = True, ref
 def test_the_report_is_made_of_its_samples() -> None:
     found = findings({way: [100.0, 200.0, 400.0] for way in WAYS} | {SCORED: [96.0, 194.0, 396.0]})
     report = http_report.report("t", {"model": "m"}, found)
-    text = report.markdown()
+    text = markdown(report)
     # CPU of 1 ms a second: 10 us a token at 100 tok/s, 1e3 / 194 at the middle one.
     assert rows_of(text, "top_logprobs 20") == [["top_logprobs 20", "194.0", "±77.3%", "0.970", "5.2", "5.0", "3"]]
-    bounds = {ratio.name: ratio for ratio in report.ratios}
+    bounds = {figure.name: figure for figure in report.figures}
     assert len(bounds) == 5
     assert bounds["tok/s: top_logprobs 20 / off"].value == pytest.approx(0.97)
     assert bounds["API process, CPU us a token, top_logprobs 20"].value == pytest.approx(1e3 / 194)
     assert bounds["refused with Retry-After, in the worst round"].value == FLOOD
-    assert all(ratio.met for ratio in report.ratios)
+    assert all(figure.met for figure in report.figures)
     assert "refused after 250 ms" in text
 
 
 def test_bounds_give_way_to_the_spread_alone() -> None:
     rates = {way: [100.0, 100.0] for way in WAYS} | {SCORED: [94.0, 94.0], FLOODED: [94.5, 94.5]}
-    met = [ratio.met for ratio in http_report.report("t", {}, findings(rates)).ratios]
+    met = [figure.met for figure in http_report.report("t", {}, findings(rates)).figures]
     assert met == [False, True, False, True, True]
     # A again over A: 0.95 and 1.05, so half the range over the median is 5 %; the mean of both is drift-free.
     rates |= {OFF: [100.0, 100.0], OFF_AGAIN: [95.0, 105.0], SCORED: [93.0, 98.0]}
     found = findings(rates)
     assert found.spread == pytest.approx(0.05)
     assert found.over_off(SCORED).samples == pytest.approx([93 / 97.5, 98 / 102.5])
-    ratio = http_report.report("t", {}, found).ratios[0]
-    assert (ratio.met, ratio.bound) == (True, ">= 0.95 (A against A; else 0.97)")
+    figure = http_report.report("t", {}, found).figures[0]
+    assert (figure.met, figure.bound) == (True, ">= 0.95 (A against A; else 0.97)")
     assert http_report.report("t", {}, found).notes[-1] == "A against A (off again / off): ±5.0%"
     busy = http_report.report("t", {}, findings(rates | {OFF_AGAIN: [80.0, 120.0]}))
     assert busy.notes[-1].startswith("A against A (off again / off): ±20.0%; this machine was busy")
@@ -191,9 +192,9 @@ def test_bounds_give_way_to_the_spread_alone() -> None:
 def test_who_was_not_refused_and_what_was_not_measured_is_told() -> None:
     rates = {way: [100.0] for way in WAYS}
     report = http_report.report("t", {}, findings(rates, api=False, refused=FLOOD - 1))
-    assert (report.ratios[-1].value, report.ratios[-1].met) == (FLOOD - 1, False)
-    assert "API process" not in " ".join(ratio.name for ratio in report.ratios)
-    assert "not measured" in report.markdown()
+    assert (report.figures[-1].value, report.figures[-1].met) == (FLOOD - 1, False)
+    assert "API process" not in " ".join(figure.name for figure in report.figures)
+    assert "not measured" in markdown(report)
     assert "this system has no /proc" in report.notes[-1]
 
 
@@ -240,7 +241,7 @@ def test_a_run_with_a_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     rates, api = ([series[f"{way.name}: {what}"][0] for way in WAYS] for what in ("tok/s", "API process, CPU a token"))
     # A process has no more CPU than one second a second and thread, here.
     assert all(0 < cpu * rate < 2e6 for cpu, rate in zip(api, rates, strict=True))
-    ratios = {ratio["name"]: ratio["value"] for ratio in data["ratios"]}
+    ratios = {figure["name"]: figure["value"] for figure in data["figures"]}
     base = (rates[0] + rates[-1]) / 2
     assert ratios["tok/s: top_logprobs 0 / off"] == pytest.approx(rates[1] / base)
     assert ratios["tok/s: top_logprobs 20 / off"] == pytest.approx(rates[2] / base)

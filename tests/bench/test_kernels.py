@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import kernels as developers
 from typer.testing import CliRunner
 
 from neper.bench import device_time, kernel_report, kernels
-from neper.bench.kernel_cases import FULL, QUICK, Case, Plan, SetCase, random_logits, random_sets, sampled_rows
-from neper.bench.kernel_report import BASELINES, series_name
-from neper.bench.report import Series
+from neper.bench.kernel_cases import FULL, QUICK, Case, Plan, SetCase, random_logits, random_sets
+from neper.bench.kernel_report import series_name
+from neper.bench.kernels import BASELINES
+from neper.bench.report import Series, markdown
 from neper.cli import app
 from neper.errors import NeperError
 
+WAYS = (*BASELINES, developers.COMPILED)
 TINY = Plan(
     row_cases=(Case(2, 5, 3000, goal=8), Case(9, 0, 3000, torch.float32)),
     set_rows=Case(3, 5, 3000),
@@ -52,12 +55,6 @@ def test_inputs_are_the_same_in_every_run() -> None:
     assert all(torch.equal(ids, ids.sort().values) for ids in sets)
 
 
-def test_checked_rows_reach_from_the_first_to_the_last() -> None:
-    assert sampled_rows(3) == [0, 1, 2]
-    rows = sampled_rows(1024)
-    assert (len(set(rows)), rows[0], rows[-1]) == (8, 0, 1023)
-
-
 def test_graphs_read_a_bounded_number_of_bytes_and_cold_ones_all_inputs() -> None:
     l2 = 60 * 2**20
     small, large = FULL.row_cases[0].nbytes, FULL.row_cases[3].nbytes
@@ -77,22 +74,20 @@ def samples(plan: Plan, neper: float) -> dict[str, Series]:
     """Made-up samples of a run in which every baseline takes ten times as long as neper."""
     found: dict[str, Series] = {}
 
-    def add(name: str, value: float, unit: str = "us") -> None:
-        found[name] = Series(name, unit, [value * 0.99, value, value * 1.01])
+    def add(name: str, value: float) -> None:
+        found[name] = Series(name, "us", [value * 0.99, value, value * 1.01])
 
     add("copy", 2 * plan.copy_bytes / 4.25e6)
     for case in plan.row_cases:
         for state in ("warm", "cold"):
             add(series_name(case, state, "neper"), neper)
-            for way in BASELINES[:2]:
+            for way in BASELINES:
                 add(series_name(case, state, way), 10 * neper)
     for set_case in plan.set_cases:
         add(series_name(plan.set_rows, "warm", str(set_case)), neper)
     for case in plan.host_cases:
         add(series_name(case, "wall clock", "host"), 900.0)
         add(series_name(case, "wall clock", "device"), 40.0)
-    add("compile, cold cache", 6.5, "s")
-    add("compile, warm cache", 1.0, "s")
     return found
 
 
@@ -103,8 +98,8 @@ def cells(markdown: str, first: str) -> list[str]:
 
 
 def test_the_report_of_made_up_samples() -> None:
-    report = kernel_report.report("NVIDIA H200", {"driver": "1.2"}, samples(FULL, 8.0), ["a note"], FULL)
-    text = report.markdown()
+    report = kernel_report.report("NVIDIA H200", {"driver": "1.2"}, samples(FULL, 8.0), ["a note"], FULL, WAYS)
+    text = markdown(report)
     assert text.startswith(
         "# neper's reduction on NVIDIA H200\n\n- driver: 1.2\n- copy: 4.25 TB/s read and written, ±1.0%"
     )
@@ -113,33 +108,24 @@ def test_the_report_of_made_up_samples() -> None:
     assert row[1:5] == ["8.0", "±1.0%", f"{speed:.2f}", f"{speed / 4.25:.0%}"]
     assert row[5:] == ["80.0 (10.0 x)", "80.0 (10.0 x)", "not measured"]
     assert cells(text, "R=1 k=20 V=151,936 bfloat16, warm, us")[1:] == ["8.000", "<= 8", "yes"]
-    assert cells(text, "compile all kernels, cold cache, s")[1:] == ["6.500", "<= 8", "yes"]
-    assert cells(text, "compile all kernels, warm cache, s")[1:] == ["1.000", "< 1", "no"]
     assert cells(text, "allowed: 1,000 ids")[1:] == ["8.0", "±1.0%"]
     host = [line for line in text.splitlines() if "scanned by torch" in line or "neper's scores" in line]
     assert [line.strip("| ").split("|")[-1].strip() for line in host] == ["496,640", "172", "993,280", "172"]
     assert "- a note\n" in text
-    data = json.loads(report.to_json())
-    assert {"name": "compile, cold cache", "unit": "s", "samples": [6.435, 6.5, 6.565]} in data["series"]
+    assert Series("R=1 k=20 V=151,936 bfloat16, warm: neper", "us", [7.92, 8.0, 8.08]) in report.series
 
 
-def test_what_is_never_cold_or_was_not_compiled_is_left_out() -> None:
-    found = {name: s for name, s in samples(FULL, 12.0).items() if "cold" not in name and "compile" not in name}
-    text = kernel_report.report("NVIDIA H200", {}, found, [], FULL).markdown()
+def test_what_is_never_cold_is_left_out() -> None:
+    found = {name: s for name, s in samples(FULL, 12.0).items() if "cold" not in name}
+    text = markdown(kernel_report.report("NVIDIA H200", {}, found, [], FULL, WAYS))
     assert "not in the L2" not in text
-    assert "compile all" not in text
     assert cells(text, "R=32 k=20 V=151,936 bfloat16, warm, us")[1:] == ["12.000", "<= 11", "no"]
 
 
 @pytest.mark.parametrize("card", ["NVIDIA A10", "NVIDIA GH200 480GB"])
 def test_other_cards_are_told_whose_bound_it_is(card: str) -> None:
-    text = kernel_report.report(card, {}, samples(FULL, 8.0), [], FULL).markdown()
+    text = markdown(kernel_report.report(card, {}, samples(FULL, 8.0), [], FULL, WAYS))
     assert cells(text, "R=1 k=20 V=151,936 bfloat16, warm, us")[2] == f"<= 8 on an H200; this is {card}"
-
-
-def test_a_card_is_a_file_name() -> None:
-    assert kernel_report.slug("NVIDIA H200") == "nvidia-h200"
-    assert kernel_report.slug("NVIDIA GeForce RTX 4090 (Laptop)") == "nvidia-geforce-rtx-4090-laptop"
 
 
 class HostReplay:
@@ -168,13 +154,12 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: card.name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: no such device\n")
-    monkeypatch.setattr(kernels.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(kernels, "_driver_version", lambda: "1.2")
 
 
 @pytest.mark.usefixtures("pretended_gpu")
 def test_a_run_measures_every_case_and_writes_both_files(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--no-compile", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert result.stdout == (tmp_path / "kernels-nvidia-test.md").read_text(encoding="utf-8")
     data = json.loads((tmp_path / "kernels-nvidia-test.json").read_bytes())
@@ -185,8 +170,6 @@ def test_a_run_measures_every_case_and_writes_both_files(tmp_path: Path) -> None
     assert {series_name(TINY.row_cases[0], state, "neper") for state in ("warm", "cold")} <= names
     assert series_name(TINY.row_cases[1], "cold", "neper") not in names
     assert len(names) == 1 + 2 * 3 + 1 * 3 + 3 + 2
-    assert f"{BASELINES[2]} was left out: --no-compile" in data["notes"]
-    assert "compile times were not measured: RuntimeError: no such device" in data["notes"]
     assert "R=9 k=0 V=3,000 float32 ...\n" in result.stderr
 
 
@@ -200,9 +183,9 @@ def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return scores
 
     monkeypatch.setattr(kernels, "token_logprobs", wrong)
-    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--no-compile"])
+    result = CliRunner().invoke(app, ["bench", "kernels", "--quick"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "neper: error: wrong result, nothing is timed: R=2 k=5 V=3,000 bfloat16, row 0: the rank" in result.stderr
+    assert "neper: error: wrong result, nothing is timed: R=2 k=5 V=3,000 bfloat16: rank[0] is " in result.stderr
 
 
 @pytest.mark.usefixtures("pretended_gpu")
@@ -214,13 +197,50 @@ def test_calls_that_change_their_bits_end_the_run(monkeypatch: pytest.MonkeyPatc
                 scores.logprob.add_(1e-6)
 
     monkeypatch.setattr(kernels, "Replay", Disturbed)
-    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--no-compile"])
+    result = CliRunner().invoke(app, ["bench", "kernels", "--quick"])
     assert result.exit_code == 1
     assert "differ from the same call alone" in result.stderr
 
 
 @pytest.mark.usefixtures("pretended_gpu")
 def test_a_baseline_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no memory\nhere")
+
+    class Launched(HostReplay):
+        def __init__(self, call: Callable[[int], Any], calls: int) -> None:
+            call(0)
+            super().__init__(call, calls)
+
+    monkeypatch.setattr(kernels, "Replay", Launched)
+    monkeypatch.setitem(BASELINES, WAYS[1], fails)
+    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    notes = json.loads((tmp_path / "kernels-nvidia-test.json").read_bytes())["notes"]
+    failures = [note for note in notes if "no memory" in note]
+    assert failures == [f"{case}: {WAYS[1]} was left out: RuntimeError: no memory" for case in TINY.row_cases]
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_what_is_compiled_is_measured_for_developers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter(("6.5\n", "1.0\n"))
+    monkeypatch.setattr(
+        developers.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, next(times), "")
+    )
+    monkeypatch.setattr(torch, "compile", lambda reduce, **_: reduce)
+    kernels.measure(developers.CompiledToo, None, "cuda", True)
+    text = capsys.readouterr().out
+    assert all("x)" in cells(text, str(case))[-1] for case in TINY.row_cases)
+    assert cells(text, "compile all kernels, cold cache, s")[1:] == ["6.500", "<= 8", "yes"]
+    assert cells(text, "compile all kernels, warm cache, s")[1:] == ["1.000", "< 1", "no"]
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_a_compiler_that_fails_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("no compiler\nhere")
 
@@ -229,13 +249,17 @@ def test_a_baseline_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_pa
             call(0)
             super().__init__(call, calls)
 
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: no such device\n")
+    monkeypatch.setattr(developers.subprocess, "run", lambda *_, **__: failed)
     monkeypatch.setattr(kernels, "Replay", Launched)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
-    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    notes = json.loads((tmp_path / "kernels-nvidia-test.json").read_bytes())["notes"]
-    failures = [note for note in notes if "no compiler" in note]
-    assert failures == [f"{TINY.row_cases[0]}: {BASELINES[2]} was left out: RuntimeError: no compiler"]
+    kernels.measure(developers.CompiledToo, None, "cuda", True)
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if "no compiler" in line] == [
+        f"- {TINY.row_cases[0]}: {developers.COMPILED} was left out: RuntimeError: no compiler"
+    ]
+    assert "- compile times were not measured: RuntimeError: no such device\n" in text
+    assert "compile all" not in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error is about a machine without a GPU")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from neper.bench import reductions
-from neper.bench.reductions import Scores, host_scan, log_softmax_top_k, logsumexp_top_k, mismatch
+from neper.bench.reductions import Scores, check, host_scan, log_softmax_top_k, logsumexp_top_k
+from neper.errors import NeperError
 from neper.ops import TokenLogprobs, token_logprobs
 
 
@@ -45,27 +46,25 @@ def scored() -> tuple[Tensor, TokenLogprobs]:
 
 def test_a_right_row_passes() -> None:
     logits, got = scored()
-    assert mismatch(got, 0, logits[0], 2, 3) is None
+    check("case", got, logits, torch.tensor([2]), 3)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("logprob", torch.tensor([-2.5]), "the logprob of id 2 is -2.5"),
-        ("rank", torch.tensor([2], dtype=torch.int32), "the rank of id 2 is 2, and 3 is right"),
-        ("top_ids", torch.tensor([[3, 1, 2]], dtype=torch.int32), "place 0 of the list holds id 3, and 1 is right"),
-        ("top_logprobs", torch.tensor([[-0.8, -0.8, float("nan")]]), "the listed logprob of id 1"),
-        ("valid", torch.tensor([False]), "marked invalid"),
+        ("logprob", torch.tensor([-2.5]), "logprob[0] is -2.5, and -2.7727"),
+        ("rank", torch.tensor([2], dtype=torch.int32), "rank[0] is 2, and 3 is right"),
+        ("top_ids", torch.tensor([[3, 1, 2]], dtype=torch.int32), "top_ids[0, 0] is 3, and 1 is right"),
+        ("top_logprobs", torch.tensor([[-0.8, -0.8, float("nan")]]), "top_logprobs[0, 0] is -0.8"),
+        ("valid", torch.tensor([False]), "valid[0] is False, and True is right"),
+        ("logprob", torch.tensor([torch.nan]), "logprob[0] is nan, and -2.7727"),
     ],
 )
 def test_a_wrong_row_is_seen(field: str, value: Tensor, says: str) -> None:
     logits, got = scored()
-    assert says in (mismatch(got._replace(**{field: value}), 0, logits[0], 2, 3) or "")
-
-
-def test_nan_is_no_right_value() -> None:
-    logits, got = scored()
-    assert "nan" in (mismatch(got._replace(logprob=torch.tensor([torch.nan])), 0, logits[0], 2, 3) or "")
+    # e^1 + 2 e^5 + e^3 + e^-2 + e^0.5 = 321.414: the logprob of id 2 is 3 - ln 321.414 = -2.77273.
+    with pytest.raises(NeperError, match=re.escape(f"wrong result, nothing is timed: case: {says}")):
+        check("case", got._replace(**{field: value}), logits, torch.tensor([2]), 3)
 
 
 @pytest.mark.parametrize("size", [1, 50, 1024, 1025])
@@ -75,11 +74,8 @@ def test_sets_that_the_op_scored_pass(size: int) -> None:
     sets = [torch.randperm(3000, generator=generator)[:size].sort().values for _ in range(2)]
     lists = [ids.tolist() for ids in sets]
     token_ids = torch.tensor([lists[0][0], 7])
-    restricted = token_logprobs(logits, token_ids, 20, allowed=lists)
+    check("case", token_logprobs(logits, token_ids, 20, allowed=lists), logits, token_ids, 20, allowed=sets)
     named = token_logprobs(logits, token_ids, 20, logprob_token_ids=lists)
-    for row in range(2):
-        token = int(token_ids[row])
-        assert mismatch(restricted, row, logits[row], token, 20, allowed=sets[row]) is None
-        assert mismatch(named, row, logits[row], token, 20, named=sets[row]) is None
-    other = reductions.mismatch(named, 0, logits[0], int(token_ids[0]), 20, named=sets[1])
-    assert other is not None
+    check("case", named, logits, token_ids, 20, logprob_token_ids=sets)
+    with pytest.raises(NeperError, match="wrong result"):
+        check("case", named, logits, token_ids, 20, logprob_token_ids=sets[::-1])

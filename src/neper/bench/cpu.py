@@ -1,24 +1,23 @@
 """`neper bench cpu`: tokens per second on the CPU against transformers `generate`, and what logprobs cost.
 
-Everything runs in this process on the same weights, dtype and threads, and the cases take turns: each round measures
-every case once, so that a slow moment of the machine falls on all of them. Prompts are fresh in every round, so no case
+Everything runs in this process on the same weights, dtype and threads. Prompts are fresh in every round, so no case
 profits from the prefix cache.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from neper.bench import report
-from neper.bench.report import Ratio, Series
+from neper.bench.report import Column, Figure, Report, Series, Table, at_least, pairs
 from neper.config import DEFAULT_MODEL
 from neper.engine.llm import LLM
 from neper.errors import StartupError
@@ -26,6 +25,12 @@ from neper.types import LogprobParams, SamplingParams
 
 PROMPT_TOKENS = 128
 REPLY_TOKENS = 128
+COLUMNS = [
+    Column("case"),
+    Column("median", "tok/s", "{:.1f} tok/s"),
+    Column("spread", "", "±{:.1%}"),
+    Column("samples"),
+]
 
 
 def run(out: str, *, model: str = DEFAULT_MODEL, rounds: int = 5) -> None:
@@ -50,49 +55,43 @@ def run(out: str, *, model: str = DEFAULT_MODEL, rounds: int = 5) -> None:
     baseline = _transformers(llm.source.path, settings.dtype, settings.num_threads)
     cases: dict[str, Callable[[], float]] = {
         "transformers generate, 1 request": lambda: baseline(prompts(1)[0]),
-        "neper, 1 request": lambda: neper(1, None),
-        "neper, 1 request, top_logprobs 20": lambda: neper(1, 20),
-        "neper, 8 requests": lambda: neper(8, None),
-        "neper, 8 requests, top_logprobs 20": lambda: neper(8, 20),
+        "neper, 1 request": partial(neper, 1, None),
+        "neper, 1 request, top_logprobs 20": partial(neper, 1, 20),
+        "neper, 8 requests": partial(neper, 8, None),
+        "neper, 8 requests, top_logprobs 20": partial(neper, 8, 20),
     }
     series = {name: Series(name, "tok/s") for name in cases}
-    for round_number in range(-1, rounds):  # round -1 warms up
-        for name, case in cases.items():
-            value = case()
-            note = "warm-up" if round_number < 0 else f"round {round_number + 1} of {rounds}"
-            print(f"{note}: {name}: {value:.1f} tok/s", file=sys.stderr, flush=True)
-            if round_number >= 0:
-                series[name].samples.append(value)
-    setup = {
+    for name, counts, number in report.turns(cases, rounds):
+        value = cases[name]()
+        print(f"{number}: {name}: {value:.1f} tok/s", file=sys.stderr, flush=True)
+        if counts:
+            series[name].samples.append(value)
+    environment = {
         "model": llm.source.name,
         "dtype": str(settings.dtype).removeprefix("torch."),
         "tokens": f"{PROMPT_TOKENS} in, {REPLY_TOKENS} out, greedy, time of the whole request",
         "rounds": f"{rounds}, cases taking turns, after one to warm up",
-    }
-    text = report.write(Path(out), "cpu-cpu", "neper on a CPU", setup, list(series.values()), _ratios(series))
-    print(text, end="")
+    } | report.conditions()
+    found = list(series.values())
+    table = Table("", COLUMNS, [[s.name, s.median, s.spread, len(s.samples)] for s in found])
+    report.publish(Report("neper on a CPU", environment, [table], figures(*found), [], found), out, "cpu-cpu")
 
 
-def _ratios(series: dict[str, Series]) -> list[Ratio]:
-    base, one, one_k, eight, eight_k = series.values()
+def figures(base: Series, one: Series, one_k: Series, eight: Series, eight_k: Series) -> list[Figure]:
+    """What the five cases are compared for."""
     ratios = [
-        _at_least("neper 1 request / transformers 1 request", one, base, 1.3),
-        _at_least("neper 8 requests / transformers 1 request", eight, base, 6.0),
-        _at_least("neper 8 requests / neper 1 request", eight, one, 4.0),
+        at_least(name, pairs(a.samples, b.samples).median, bound)
+        for name, a, b, bound in (
+            ("neper 1 request / transformers 1 request", one, base, 1.3),
+            ("neper 8 requests / transformers 1 request", eight, base, 6.0),
+            ("neper 8 requests / neper 1 request", eight, one, 4.0),
+        )
     ]
     for name, off, on in (("1 request", one, one_k), ("8 requests", eight, eight_k)):
-        # Pairs of neighbours in time: the machine's slow drift cancels.
-        cost = statistics.median(a / b for a, b in zip(off.samples, on.samples, strict=True))
-        bound = max(1.03, 1 + off.spread)
-        ratios.append(
-            Ratio(f"time with top_logprobs 20 / without, {name}", cost, "<= max(1.03, 1 + spread)", cost <= bound)
-        )
+        cost, bound = pairs(off.samples, on.samples).median, max(1.03, 1 + off.spread)
+        name = f"time with top_logprobs 20 / without, {name}"
+        ratios.append(Figure(name, cost, "<= max(1.03, 1 + spread)", cost <= bound))
     return ratios
-
-
-def _at_least(name: str, a: Series, b: Series, bound: float) -> Ratio:
-    value = statistics.median(x / y for x, y in zip(a.samples, b.samples, strict=True))
-    return Ratio(name, value, f">= {bound}", value >= bound)
 
 
 def _transformers(path: Path, dtype: torch.dtype, threads: int) -> Callable[[list[int]], float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from neper.bench.report import Series
+from neper.bench.report import Series, turns
 
 CALLS = 50
 """Calls of a graph, where bytes or the L2 do not ask for another number."""
@@ -97,8 +97,25 @@ class Replay:
 
 def take_turns(replays: Mapping[str, Replay], rounds: int, series: Mapping[str, Series]) -> None:
     """One sample of each in every round, after some to warm up, into the series of the same key."""
-    for number in range(-WARM_UP_ROUNDS, rounds):
-        for key, replay in replays.items():
-            value = replay.sample()
-            if number >= 0:
-                series[key].samples.append(value)
+    for key, counts, _ in turns(replays, rounds, warm_up=WARM_UP_ROUNDS):
+        value = replays[key].sample()
+        if counts:
+            series[key].samples.append(value)
+
+
+def time_copy(nbytes: int, device: torch.device, rounds: int, series: Series) -> None:
+    """Microseconds of a copy of `nbytes` on the device, `rounds` samples into the series.
+
+    Launched, not captured: a graph's large copies may be a copy engine's affair, at two thirds of the speed.
+    """
+    source = torch.empty(nbytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    for copies, counts, _ in turns([10], rounds):
+        start.record()
+        for _ in range(copies):
+            target.copy_(source)
+        end.record()
+        end.synchronize()
+        if counts:
+            series.samples.append(start.elapsed_time(end) * 1e3 / copies)

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from neper.bench import engine_cases, engine_plot, engine_report
-from neper.bench.engine_cases import FULL, PARTS, QUICK
-from neper.bench.engine_parts import Parts
-from neper.bench.engine_report import EngineReport, Findings
-from neper.bench.engine_rig import OutOfTime, Rig
-from neper.bench.kernel_report import slug
-from neper.config import DEFAULT_MODEL, EngineConfig
-from neper.engine import settings
+from neper.bench import engine_cases, engine_plot, engine_report, engine_rig, subject
+from neper.bench.device_time import time_copy
+from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, PARTS, QUICK, Case
+from neper.bench.engine_report import PROMPT_WAYS, Findings, Key
+from neper.bench.engine_rig import OutOfTime, Rig, decode_bytes
+from neper.bench.report import Report, Series, markdown, slug
+from neper.engine.core import EngineCore
 from neper.errors import NeperError, StartupError
-from neper.models import registry, shapes, source
 from neper.progress import ProgressLine
 
 DEFAULT_SHAPE = "qwen3-4b"
-"""Where there is a GPU and no model was named."""
+
+_WARM_UP_TOKENS = 8
+_SHORTEST_REPLY = 4
 
 logger = logging.getLogger("neper.bench")
 
@@ -58,44 +58,27 @@ def run(
         NeperError: a part failed; the others are measured and written before.
     """
     started = time.perf_counter()
-    if model is not None and shape is not None:
-        raise StartupError("bench engine: give --model or --shape, not both")
+    chosen = subject.choose("bench engine", model, shape, device, dtype, default_shape=DEFAULT_SHAPE)
     if unknown := [part for part in parts if part not in PARTS]:
         raise StartupError(f"bench engine: no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    config = EngineConfig(device=device, dtype=dtype)
-    target = settings.choose_device(config.device)
-    kind = getattr(torch, config.dtype) if config.dtype else settings.choose_dtype(target)
-    if model is None and shape is None and target.type == "cuda":
-        shape = DEFAULT_SHAPE
-    found = shapes.source(shape) if shape is not None else source.resolve(model or DEFAULT_MODEL)
-    plan = (QUICK if quick else FULL).fitted(
-        max_model_len=found.model_max_length, rounds=rounds, concurrency=concurrency
-    )
-    if target.type == "cuda":
-        torch.cuda.set_device(target)
+    deadline = None if time_limit is None else started + time_limit
     measurement: Measurement | None = None
     try:
         with ProgressLine(sys.stderr) as progress:
-            progress(0, 1, "weights")
-            decoder = (
-                shapes.random_decoder(found.config, dtype=kind, device=target)
-                if shape is not None
-                else registry.load(found, dtype=kind, device=target, progress=progress)
-            )
-            deadline = None if time_limit is None else started + time_limit
-            rig = Rig(found, decoder, target, kind, plan, progress, deadline)
+            plan = QUICK if quick else FULL
+            rig = engine_rig.load(chosen, plan, progress, rounds=rounds, concurrency=concurrency, deadline=deadline)
             measurement = Measurement(rig, None if out is None else Path(out))
             measurement.run(tuple(part for part in PARTS if part in parts))
     finally:  # also what an interrupted run has found
         if measurement is not None:
-            print(measurement.report().markdown(), end="")
+            print(markdown(measurement.report()), end="")
     if measurement.failed:
         raise NeperError(f"{', '.join(measurement.failed)} failed; the notes of the report say how")
 
 
 @dataclass
 class Measurement:
-    """One run: what it has found so far, and where that is written.
+    """One run: its parts, what they have found so far, and where that is written.
 
     Attributes:
         took: seconds, by part.
@@ -112,11 +95,10 @@ class Measurement:
 
     def run(self, parts: tuple[str, ...]) -> None:
         """Run the parts in this order. One that fails is a note, and the next one gets a new engine."""
-        measuring = Parts(self.rig, self.found, self.save)
         for part in parts:
             begun = time.perf_counter()
             try:
-                measuring.run(part)
+                getattr(self, part)()  # the method of that name
             except OutOfTime:
                 self.found.notes.append(f"{part} was left out or cut short by the time limit")
             except KeyboardInterrupt:
@@ -131,51 +113,130 @@ class Measurement:
                 self.rig.drop_engine()
             self.took[part] = time.perf_counter() - begun
             self.save()
-        if self.out is not None:
-            note = engine_plot.save(self.found, self.out, self.stem, self.title)
-            self.found.notes += [note] if note else []
+        if self.out is not None and (note := engine_plot.save(self.report(), self.out, self.stem)):
+            self.found.notes.append(note)
+            self.save()
+
+    def matrix(self) -> None:
+        """Every number of alternatives at every concurrency."""
+        core, plan = self.rig.engine("device"), self.rig.plan
+        self._warm_up(core, plan.cases, plan.concurrency)
+        self._turns(core, "device", plan.cases, plan.concurrency, plan.rounds)
+
+    def mixed(self) -> None:
+        """One request of a batch asks for scores."""
+        core, plan = self.rig.engine("device"), self.rig.plan
+        cases = (OFF, Case(plan.top_k, asking=1), OFF_AGAIN)
+        self._warm_up(core, cases, plan.mixed)
+        self._turns(core, "mixed", cases, plan.mixed, plan.rounds)
+
+    def floor(self) -> None:
+        """How long the memory takes to deliver what a decode step must read."""
+        rig, plan, found = self.rig, self.rig.plan, self.found
+        if not rig.subject.on_gpu:
+            found.notes.append("floor was left out: it is the speed of a copy on a GPU")
+            return
+        core = rig.engine("device")
+        missing = tuple(count for count in plan.concurrency if found.off_tpot(count) is None)
+        self._warm_up(core, (OFF,), missing)
+        self._turns(core, "device", (OFF, OFF_AGAIN), missing, plan.rounds if missing else 0)
+        rig.progress(0, 1, "floor: a copy on the device")
+        time_copy(plan.copy_bytes, rig.subject.device, max(5, plan.rounds), found.copy)
+        bytes_a_second = 2 * plan.copy_bytes / (found.copy.median / 1e6)
+        context = plan.prompt + plan.reply / 2  # of the decode steps, on average
+        for count in plan.concurrency:
+            needed = decode_bytes(rig.source.config, rig.subject.dtype.itemsize, rows=count, context=context)
+            found.floor_seconds[count] = needed / bytes_a_second
+
+    def prompt(self) -> None:
+        """What scoring a prompt costs, in time and in memory."""
+        rig, plan, found = self.rig, self.rig.plan, self.found
+        core = rig.engine("device")
+        asked = dict(zip(PROMPT_WAYS, (None, plan.prompt_top_k, None), strict=True))
+        for length in plan.prompt_lengths:
+            rounds = 2 * plan.rounds  # they are short
+            series = {way: Series(f"prompt of {length:,}, {way}", "ms") for way in asked}
+            for number in range(-1, rounds):  # round -1 warms up
+                rig.progress(max(0, number), rounds, f"prompt of {length:,} tokens")
+                rig.seed += 1
+                seconds = [rig.prompt(core, length, top_k).seconds for top_k in asked.values()]
+                if number >= 0:
+                    for way, value in zip(asked, seconds, strict=True):
+                        series[way].samples.append(1e3 * value)
+                    found.prompts[length] = series
+        if not rig.subject.on_gpu:
+            found.notes.append("the memory of a scored prompt was left out: it is measured on a GPU")
+        elif plan.memory_length:
+            rig.progress(0, 1, f"prompt of {plan.memory_length:,} tokens: memory")
+            peaks = [rig.prompt(core, plan.memory_length, top_k).peak_bytes or 0 for top_k in asked.values()]
+            # Buffers that scores need and that exist from the start are no part of a difference of peaks.
+            found.prompt_bytes = peaks[1] - max(peaks[0], peaks[2]) + core.runner.logprob_bytes
+
+    def host(self) -> None:
+        """The matrix where whole rows are copied and scanned: shorter replies, fewer rounds."""
+        rig, plan = self.rig, self.rig.plan
+        core, wanted = rig.engine("host"), Case(plan.top_k)
+        self._warm_up(core, (OFF, wanted), plan.concurrency[:1])
+        for count in plan.concurrency:
+            rig.progress(0, 1, f"host: how long a step takes, {count} at a time")
+            step = rig.batch(core, wanted, count, _SHORTEST_REPLY).tpot
+            reply = min(plan.host_reply, max(_SHORTEST_REPLY, int(plan.host_seconds / step)))
+            self.found.replies["host", count] = reply
+            self._turns(core, "host", plan.cases, (count,), plan.host_rounds)
+
+    def _warm_up(self, core: EngineCore, cases: tuple[Case, ...], sizes: tuple[int, ...]) -> None:
+        for count in sizes:
+            for case in cases:
+                self.rig.progress(0, 1, f"warm-up, {count} at a time")
+                self.rig.batch(core, case, count, _WARM_UP_TOKENS)
+
+    def _turns(
+        self, core: EngineCore, group: str, cases: tuple[Case, ...], sizes: tuple[int, ...], rounds: int
+    ) -> None:
+        """A batch of each case in each round; a round of one size counts when all of its cases are done."""
+        rig, found = self.rig, self.found
+        for number in range(rounds):
+            for count in sizes:
+                rig.seed += 1
+                reply = found.replies.setdefault((group, count), rig.plan.reply)
+                rig.progress(number, rounds, f"{group}: round {number + 1} of {rounds}, {count} at a time")
+                batches = {case: rig.batch(core, case, count, reply) for case in cases}
+                for case, batch in batches.items():
+                    found.add(Key(group, count, case), batch, reply)
             self.save()
 
     @property
-    def title(self) -> str:
-        return f"neper's engine on {self.rig.card}, {self.rig.source.name}"
-
-    @property
     def stem(self) -> str:
-        return f"engine-{slug(self.rig.card)}-{slug(self.rig.source.name)}"
+        return f"engine-{slug(self.rig.subject.card)}-{slug(self.rig.source.name)}"
 
     def save(self) -> None:
         """Write what was found so far, if there is a place for it."""
         if self.out is not None:
             self.report().save(self.out, self.stem)
 
-    def report(self) -> EngineReport:
-        rig = self.rig
-        reference = "H200" in rig.card and rig.source.name == "qwen3-4b" and rig.dtype == torch.bfloat16
-        return engine_report.report(self.title, self._setup(), self.found, reference=reference)
+    def report(self) -> Report:
+        card, name = self.rig.subject.card, self.rig.source.name
+        reference = "H200" in card and name == "qwen3-4b" and self.rig.subject.dtype == torch.bfloat16
+        title = f"neper's engine on {card}, {name}"
+        return engine_report.report(title, self._environment(), self.found, reference=reference)
 
-    def _setup(self) -> dict[str, Any]:
-        rig, plan, copy = self.rig, self.rig.plan, self.found.copy
-        setup: dict[str, Any] = {}
-        random = ", random weights" if rig.source.name in shapes.SHAPES else ""
-        setup["model"] = f"{rig.source.name}{random}, {str(rig.dtype).removeprefix('torch.')}"
-        if rig.on_gpu:
-            card = torch.cuda.get_device_properties(rig.device)
-            setup["gpu"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
-            setup["cuda"] = torch.version.cuda or f"HIP {torch.version.hip}"
-        setup |= rig.backend_names
+    def _environment(self) -> dict[str, Any]:
+        plan, copy = self.rig.plan, self.found.copy
+        environment = self.rig.environment()
         if copy.samples:
             speed = 2 * plan.copy_bytes / copy.median / 1e6
-            setup["copy"] = f"{speed:.2f} TB/s read and written, ±{copy.spread:.1%}"
-        setup["requests"] = (
-            f"{plan.prompt} random tokens in, {plan.reply} out; greedy, and sampled at temperature "
-            f"{engine_cases.TEMPERATURE}, top_p {engine_cases.TOP_P}; no prefix cache"
-        )
-        setup["TPOT"] = (
-            "from the first decode step's results to the last one's, a step; all requests of a batch start together"
-        )
-        setup["rounds"] = (
-            f"{plan.rounds}, cases taking turns; / off: median of the rounds; A / A: half the range of off again / off"
-        )
-        setup["seconds"] = ", ".join(f"{part} {seconds:.0f}" for part, seconds in self.took.items()) or "0"
-        return setup
+            environment["copy"] = f"{speed:.2f} TB/s read and written, ±{copy.spread:.1%}"
+        return environment | {
+            "requests": (
+                f"{plan.prompt} random tokens in, {plan.reply} out; greedy, and sampled at temperature "
+                f"{engine_cases.TEMPERATURE}, top_p {engine_cases.TOP_P}; no prefix cache"
+            ),
+            "TPOT": (
+                "from the first decode step's results to the last one's, a step; all requests of a batch start together"
+            ),
+            "rounds": (
+                f"{plan.rounds}, cases taking turns; / off: median of the rounds; A / A: half the range of off again "
+                "/ off"
+            ),
+            "seconds": ", ".join(f"{part} {seconds:.0f}" for part, seconds in self.took.items()) or "0",
+        }

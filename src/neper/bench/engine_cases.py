@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from neper.types import LogprobParams, Request, SamplingParams
 
-PARTS = ("matrix", "mixed", "overhead", "floor", "prompt", "steps", "host")
-"""In the order in which they run. Profiling comes after what is timed: a profiler that was once on may stay felt."""
+PARTS = ("matrix", "mixed", "floor", "prompt", "host")
+"""In the order in which they run."""
 TEMPERATURE, TOP_P = 0.8, 0.95
 
 
@@ -47,16 +47,13 @@ class Plan:
 
     Attributes:
         concurrency: requests of a batch.
-        top_ks: of the matrix, beside no scores; the last one is what mixed and sampled batches, and the steps, ask for.
+        top_ks: of the matrix, beside no scores; the last one is what mixed and sampled batches ask for.
         prompt, reply: tokens of each request.
         rounds: batches of each case.
         mixed: sizes of the batches in which one request asks.
         host_rounds, host_reply, host_seconds: fallback scoring: rounds, the longest reply, and how long a batch may
             take: the reply is cut for it.
         prompt_lengths, prompt_top_k: of scored prompts. memory_length: of the one whose memory is measured.
-        overhead_at, steps_at: batch sizes of the engine's overhead, and of the steps that are profiled.
-        profiled: steps in a profile.
-        replays: of the decode graphs alone, in a sample.
         copy_bytes: bytes of the copy that the floor comes from.
         step_tokens: of a step on a GPU, at most; more where the prompts of a batch need it.
     """
@@ -73,10 +70,6 @@ class Plan:
     prompt_lengths: tuple[int, ...] = (1024, 8192)
     prompt_top_k: int = 5
     memory_length: int = 32_768
-    overhead_at: tuple[int, ...] = (1, 32)
-    steps_at: tuple[int, ...] = (1, 32)
-    profiled: int = 8
-    replays: int = 50
     copy_bytes: int = 2**32
     step_tokens: int = 8192
 
@@ -95,17 +88,15 @@ class Plan:
     ) -> Plan:
         """This plan with other numbers of rounds and requests, and without what a model's context cannot hold."""
         sizes = concurrency or self.concurrency
-        largest = max(sizes)
-        changes: dict[str, object] = {
-            "concurrency": sizes,
-            "rounds": rounds or self.rounds,
-            "host_rounds": min(self.host_rounds, rounds or self.rounds),
-            "prompt_lengths": tuple(n for n in self.prompt_lengths if n < max_model_len),
-            "memory_length": self.memory_length if self.memory_length < max_model_len else 0,
-        }
-        for name in ("mixed", "overhead_at", "steps_at"):
-            changes[name] = tuple(size for size in getattr(self, name) if size <= largest)
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(
+            self,
+            concurrency=sizes,
+            rounds=rounds or self.rounds,
+            host_rounds=min(self.host_rounds, rounds or self.rounds),
+            mixed=tuple(size for size in self.mixed if size <= max(sizes)),
+            prompt_lengths=tuple(n for n in self.prompt_lengths if n < max_model_len),
+            memory_length=self.memory_length if self.memory_length < max_model_len else 0,
+        )
 
 
 FULL = Plan()
@@ -120,10 +111,6 @@ QUICK = Plan(
     host_reply=8,
     prompt_lengths=(256,),
     memory_length=2048,
-    overhead_at=(1,),
-    steps_at=(8,),
-    profiled=4,
-    replays=10,
     copy_bytes=2**28,
 )
 

@@ -64,26 +64,18 @@ class Batch:
 def steps(
     core: EngineCore, requests: Iterable[Request], clock: Clock = time.perf_counter, *, stats_every: int = 1
 ) -> Iterator[Step]:
-    """Add the requests and step until all have ended. Closing it early aborts them.
+    """Add the requests and step until all have ended.
 
     Args:
         stats_every: of how many steps one notes the engine's stats, which take time to make.
     """
-    batch = list(requests)
-    for request in batch:
+    for request in requests:
         core.add(request)
     number = 0
-    try:
-        while core.has_work:
-            chunks = core.step()
-            yield Step(clock(), chunks, core.stats() if number % stats_every == 0 else None)
-            number += 1
-    except GeneratorExit:
-        for request in batch:
-            core.abort(request.request_id)
-        while core.has_work:  # what was launched already
-            core.step()
-        raise
+    while core.has_work:
+        chunks = core.step()
+        yield Step(clock(), chunks, core.stats() if number % stats_every == 0 else None)
+        number += 1
 
 
 def decode_steps(log: Iterable[Step], count: int) -> Iterator[Step]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from neper.bench.engine_cases import OFF, OFF_AGAIN, SAMPLED_OFF, Case, Plan
 from neper.bench.engine_drive import Batch, Traffic
-from neper.bench.engine_probes import StepProfile
-from neper.bench.report import Ratio, Report, Series, Table
+from neper.bench.report import Column, Figure, Report, Series, Table, at_most, between, conditions, pairs
 
 SCORES_BOUND, SCORES_GOAL = 1.01, 1.005
 MIXED_BOUND = 1.003
 PROMPT_BOUND = 1.15
-PROMPT_BYTES = 2**30
-FLOOR_BOUNDS = {1: (1.80, 1.65, 1.35), 32: (2.0, 1.85, 1.5)}
+PROMPT_GIB = 1
+FLOOR_BOUNDS = {1: (1.8, 1.65, 1.35), 32: (2, 1.85, 1.5)}
 """Of decode steps over their floor, by rows: bound, stretch, goal."""
-OVERHEAD_BOUND = 1.03
 PROMPT_WAYS = ("plain", "scored", "plain again")
-_NAME_WIDTH = 100
+DECODE = {
+    "device": "Decode, scores computed on the device",
+    "mixed": "Decode, some of the requests ask",
+    "host": "Decode, scores computed on the host from whole rows",
+}
+"""The groups of cases, and the titles of their tables."""
 
 
 class Key(NamedTuple):
@@ -41,11 +43,8 @@ class Findings:
     Attributes:
         tpot: milliseconds a token, by case: one sample a round. rate: tokens a second of all requests.
         prompts: milliseconds of a prompt, by length and by PROMPT_WAYS.
-        overhead: by rows: milliseconds a decode step takes, and its graphs alone.
         replies: tokens of a reply, by group and rows.
         traffic, peak_bytes: by case.
-        profiles: of decode steps, by rows and case.
-        differences: what must be zero.
         floor_seconds: by rows: reading what a decode step must read, at the copy's speed.
         prompt_bytes: extra device memory of the scored prompt of `plan.memory_length`.
     """
@@ -54,13 +53,10 @@ class Findings:
     tpot: dict[Key, Series] = field(default_factory=dict)
     rate: dict[Key, Series] = field(default_factory=dict)
     prompts: dict[int, dict[str, Series]] = field(default_factory=dict)
-    overhead: dict[int, tuple[Series, Series]] = field(default_factory=dict)
     copy: Series = field(default_factory=lambda: Series("copy on the device", "us"))
     replies: dict[tuple[str, int], int] = field(default_factory=dict)
     traffic: dict[Key, Traffic] = field(default_factory=dict)
     peak_bytes: dict[Key, int] = field(default_factory=dict)
-    profiles: dict[tuple[int, Case], StepProfile] = field(default_factory=dict)
-    differences: dict[str, float] = field(default_factory=dict)
     floor_seconds: dict[int, float] = field(default_factory=dict)
     prompt_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -78,24 +74,17 @@ class Findings:
     @property
     def series(self) -> list[Series]:
         prompts = [series for ways in self.prompts.values() for series in ways.values()]
-        overhead = [series for pair in self.overhead.values() for series in pair]
-        copy = [self.copy] if self.copy.samples else []
-        return [*self.tpot.values(), *self.rate.values(), *prompts, *overhead, *copy]
+        return [s for s in (*self.tpot.values(), *self.rate.values(), *prompts, self.copy) if s.samples]
 
     def compared(self, key: Key) -> tuple[Series, float] | None:
-        """A case over the same without scores, a ratio a round, and the A-against-A spread; None without both.
-
-        No scores come first and last in a round, and their mean stands for the time between: even drift cancels.
-        """
-        base = Key(key.group, key.requests, SAMPLED_OFF if key.case.sampled else OFF)
-        again = self.tpot.get(Key(key.group, key.requests, OFF_AGAIN))
-        if key not in self.tpot or base not in self.tpot or again is None:
+        """A case over the same without scores, a ratio a round, and the A-against-A spread; None without both."""
+        base = self.tpot.get(key._replace(case=SAMPLED_OFF if key.case.sampled else OFF))
+        off, again = (self.tpot.get(key._replace(case=case)) for case in (OFF, OFF_AGAIN))
+        if key not in self.tpot or base is None or off is None or again is None:
             return None
-        off = self.tpot[Key(key.group, key.requests, OFF)].samples
-        spread = pairs(again.samples, off).spread
-        if key.case in (OFF, OFF_AGAIN) or key.case.sampled:
-            return pairs(self.tpot[key].samples, self.tpot[base].samples), spread
-        return pairs(self.tpot[key].samples, [(a + b) / 2 for a, b in zip(off, again.samples, strict=True)]), spread
+        alone = key.case in (OFF, OFF_AGAIN) or key.case.sampled
+        without = base.samples if alone else between(off.samples, again.samples)
+        return pairs(self.tpot[key].samples, without), pairs(again.samples, off.samples).spread
 
     def off_tpot(self, count: int) -> float | None:
         """Median milliseconds a token without scores, of all batches of so many requests; None without any."""
@@ -103,107 +92,60 @@ class Findings:
         samples = [value for key in keys if key in self.tpot for value in self.tpot[key].samples]
         return statistics.median(samples) if samples else None
 
-
-@dataclass
-class EngineReport(Report):
-    """A report whose JSON also holds what is not a series."""
-
-    details: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(json.loads(super().to_json()) | self.details, indent=2, ensure_ascii=False)
+    def over_floor(self) -> list[tuple[int, float, float]]:
+        """Rows, floor and decode step in milliseconds, where both were measured."""
+        steps = [(count, 1e3 * floor, self.off_tpot(count)) for count, floor in self.floor_seconds.items()]
+        return [(count, floor, tpot) for count, floor, tpot in steps if tpot is not None]
 
 
-def pairs(a: list[float], b: list[float]) -> Series:
-    """a over b, sample by sample: neighbours in time."""
-    return Series("", "x", [x / y for x, y in zip(a, b, strict=True)])
-
-
-def at_most(name: str, value: float, bound: float, *, spread: float = 0.0, more: str = "") -> Ratio:
-    """A ratio that holds when it is at most the bound, or what repetitions of the same case differ by."""
-    limit = max(bound, 1 + spread)
-    text = f"<= {bound:g}" if limit == bound else f"<= {limit:.4g} (A against A; else {bound:g})"
-    return Ratio(name, value, text + more, value <= limit)
-
-
-def report(title: str, setup: dict[str, Any], found: Findings, *, reference: bool) -> EngineReport:
+def report(title: str, environment: dict[str, Any], found: Findings, *, reference: bool) -> Report:
     """The report of what was found. `reference`: this is the card and the model that the floor's bounds are about."""
-    tables = [
-        _decode("Decode, scores computed on the device", "device", found),
-        _decode("Decode, some of the requests ask", "mixed", found),
-        _floor(found),
-        _overhead(found),
-        _prompts(found),
-        _steps(found),
-        *(_kernels(rows, case, profile) for (rows, case), profile in found.profiles.items()),
-        _decode("Decode, scores computed on the host from whole rows", "host", found),
-    ]
-    return EngineReport(
+    device, mixed, host = (_decode(title, group, found) for group, title in DECODE.items())
+    return Report(
         title=title,
-        setup=setup,
-        series=found.series,
-        ratios=bounds(found, reference=reference),
-        # One that is all header is a part that has not run; without any, a report would list its series.
-        tables=[table for table in tables if table.rows] or [Table(["nothing was measured"], [])],
+        environment=environment | conditions(),
+        tables=[device, mixed, _floor(found), _prompts(found), host],
+        figures=bounds(found, reference=reference),
         notes=found.notes,
-        details={
-            "cases": [_figures(key, found) for key in found.tpot],
-            "steps": [
-                {"rows": rows, "case": str(case), **asdict(profile), "scoring": profile.scoring}
-                for (rows, case), profile in found.profiles.items()
-            ],
-            "differences": found.differences,
-            "floor_ms": {str(rows): 1e3 * seconds for rows, seconds in found.floor_seconds.items()},
-            "prompt_extra_bytes": found.prompt_bytes,
-        },
+        series=found.series,
     )
 
 
-def bounds(found: Findings, *, reference: bool) -> list[Ratio]:
+def bounds(found: Findings, *, reference: bool) -> list[Figure]:
     """Every figure that has a bound, as far as it was measured."""
-    top_k = found.plan.top_k
-    ratios = []
+    figures = []
     for key in found.tpot:
         compared = found.compared(key)
-        if compared is None or key.case.top_k != top_k or key.group == "host":
+        if compared is None or key.case.top_k != found.plan.top_k or key.group == "host":
             continue
         ratio, spread = compared
-        bound, goal = (MIXED_BOUND, "") if key.group == "mixed" else (SCORES_BOUND, f" (goal {SCORES_GOAL:g})")
-        ratios.append(at_most(f"TPOT / off: {key}", ratio.median, bound, spread=spread, more=goal))
+        bound, goal = (MIXED_BOUND, "") if key.group == "mixed" else (SCORES_BOUND, f" (goal {SCORES_GOAL})")
+        figures.append(at_most(f"TPOT / off: {key}", ratio.median, bound, spread=spread, more=goal))
     for key, traffic in found.traffic.items():
         if key.group == "device" and traffic.copies:
-            rows = key.requests
-            most = 16 * rows + 8 * rows * (key.case.top_k or 0)
-            ratios.append(at_most(f"copies a step: {key}", traffic.copies, 1))
-            ratios.append(at_most(f"waits a step: {key}", traffic.waits, 1))
-            ratios.append(at_most(f"bytes a step: {key}", traffic.bytes, most))
+            most = 16 * key.requests + 8 * key.requests * (key.case.top_k or 0)
+            figures.append(at_most(f"copies a step: {key}", traffic.copies, 1))
+            figures.append(at_most(f"waits a step: {key}", traffic.waits, 1))
+            figures.append(at_most(f"bytes a step: {key}", traffic.bytes, most))
     whose = "" if reference else ", for qwen3-4b in bfloat16 on an H200"
-    for rows, (bound, stretch, aim) in FLOOR_BOUNDS.items():
-        tpot = found.off_tpot(rows)
-        if tpot is not None and rows in found.floor_seconds:
-            value = tpot / 1e3 / found.floor_seconds[rows]
-            more = f" (stretch {stretch:g}, goal {aim:g}{whose})"
-            ratios.append(at_most(f"decode step / floor, {rows} rows", value, bound, more=more))
-    for rows, (whole, alone) in found.overhead.items():
-        ratio = pairs(whole.samples, alone.samples)
-        ratios.append(at_most(f"decode step / its graphs alone, {rows} rows", ratio.median, OVERHEAD_BOUND))
+    for rows, floor, tpot in found.over_floor():
+        if rows in FLOOR_BOUNDS:
+            bound, stretch, aim = FLOOR_BOUNDS[rows]
+            more = f" (stretch {stretch}, goal {aim}{whose})"
+            figures.append(at_most(f"decode step / floor, {rows} rows", tpot / floor, bound, more=more))
     for length in found.prompts:
         ratio, spread = prompt_ratio(found, length)
-        name = f"prompt of {length:,}: scored / plain"
-        ratios.append(at_most(name, ratio.median, PROMPT_BOUND, spread=spread))
+        figures.append(at_most(f"prompt of {length:,}: scored / plain", ratio.median, PROMPT_BOUND, spread=spread))
     if found.prompt_bytes is not None:
         name = f"prompt of {found.plan.memory_length:,}: GiB more when scored"
-        ratios.append(at_most(name, found.prompt_bytes / 2**30, PROMPT_BYTES / 2**30))
-    for name, difference in found.differences.items():
-        ratios.append(Ratio(name, difference, "0", difference == 0))
-    return ratios
+        figures.append(at_most(name, found.prompt_bytes / 2**30, PROMPT_GIB))
+    return figures
 
 
 def prompt_ratio(found: Findings, length: int) -> tuple[Series, float]:
     """A scored prompt over a plain one, and the A-against-A spread."""
     plain, scored, again = (found.prompts[length][way].samples for way in PROMPT_WAYS)
-    between = [(a + b) / 2 for a, b in zip(plain, again, strict=True)]
-    return pairs(scored, between), pairs(again, plain).spread
+    return pairs(scored, between(plain, again)), pairs(again, plain).spread
 
 
 def _decode(title: str, group: str, found: Findings) -> Table:
@@ -211,96 +153,40 @@ def _decode(title: str, group: str, found: Findings) -> Table:
     for key, tpot in found.tpot.items():
         if key.group != group:
             continue
-        compared = found.compared(key)
-        traffic, peak = found.traffic.get(key), found.peak_bytes.get(key)
+        ratio, spread = found.compared(key) or (None, None)
+        peak = found.peak_bytes.get(key)
         rows.append(
             [
-                str(key.requests),
-                str(key.case),
-                f"{tpot.median:.3f}",
-                f"±{tpot.spread:.1%}",
-                f"{compared[0].median:.4f}" if compared else "-",
-                f"±{compared[1]:.2%}" if compared else "-",
-                f"{found.rate[key].median:,.0f}",
-                *([f"{n:,.4g}" if n < 1000 else f"{n:,.0f}" for n in traffic] if traffic else ["-"] * 3),
-                f"{peak / 2**30:.2f}" if peak is not None else "-",
-                str(found.replies[group, key.requests]),
-                str(len(tpot.samples)),
+                *(key.requests, str(key.case), tpot.median, tpot.spread, ratio.median if ratio else None, spread),
+                *(found.rate[key].median, *found.traffic.get(key, (None, None, None))),
+                *(peak / 2**30 if peak is not None else None, found.replies[group, key.requests], len(tpot.samples)),
             ]
         )
-    figures = ["TPOT, ms", "spread", "/ off", "A / A", "tok/s", "D2H copies a step", "bytes a step", "waits a step"]
-    return Table(["at a time", "case", *figures, "peak GiB", "reply", "rounds"], rows, title)
+    columns = [
+        *(Column("at a time"), Column("case"), Column("TPOT, ms", "ms", "{:.3f}"), Column("spread", "", "±{:.1%}")),
+        *(Column("/ off", "", "{:.4f}"), Column("A / A", "", "±{:.2%}"), Column("tok/s", "tok/s", "{:,.0f}")),
+        *(Column("D2H copies a step", "", "{:.4g}"), Column("bytes a step", "bytes", "{:,.0f}")),
+        *(Column("waits a step", "", "{:.4g}"), Column("peak GiB", "GiB", "{:.2f}"), Column("reply"), Column("rounds")),
+    ]
+    return Table(title, columns, rows)
 
 
 def _floor(found: Findings) -> Table:
-    rows = []
-    for count, floor in found.floor_seconds.items():
-        tpot = found.off_tpot(count)
-        if tpot is not None:
-            targets = [f"{target:g}" for target in FLOOR_BOUNDS.get(count, ())] or ["-"] * 3
-            rows.append([str(count), f"{1e3 * floor:.3f}", f"{tpot:.3f}", f"{tpot / 1e3 / floor:.3f}", *targets])
-    columns = ["rows", "floor, ms", "decode step, ms", "/ floor", "bound", "stretch", "goal"]
-    return Table(columns, rows, "A decode step against reading its weights, keys and values once")
-
-
-def _overhead(found: Findings) -> Table:
     rows = [
-        [str(count), f"{whole.median:.3f}", f"{alone.median:.3f}", f"{ratio.median:.4f}", f"±{ratio.spread:.2%}"]
-        for count, (whole, alone) in found.overhead.items()
-        for ratio in [pairs(whole.samples, alone.samples)]
+        [count, floor, tpot, tpot / floor, *FLOOR_BOUNDS.get(count, (None, None, None))]
+        for count, floor, tpot in found.over_floor()
     ]
-    columns = ["rows", "decode step, ms", "graphs alone, ms", "ratio", "spread"]
-    return Table(columns, rows, "A decode step against its graphs alone")
+    columns = [Column("rows"), Column("floor, ms", "ms", "{:.3f}"), Column("decode step, ms", "ms", "{:.3f}")]
+    columns += [Column("/ floor", "", "{:.3f}"), Column("bound"), Column("stretch"), Column("goal")]
+    return Table("A decode step against reading its weights, keys and values once", columns, rows)
 
 
 def _prompts(found: Findings) -> Table:
     rows = []
     for length, ways in found.prompts.items():
         ratio, spread = prompt_ratio(found, length)
-        times = [f"{ways[way].median:.2f}" for way in PROMPT_WAYS[:2]]
-        rows.append([f"{length:,}", *times, f"{ratio.median:.4f}", f"±{spread:.2%}", str(len(ratio.samples))])
-    columns = ["tokens", "plain, ms", f"k={found.plan.prompt_top_k}, ms", "/ plain", "A / A", "rounds"]
-    return Table(columns, rows, "A prompt with its logprobs, from adding it to its first token")
-
-
-def _steps(found: Findings) -> Table:
-    rows = [
-        [
-            str(count),
-            str(case),
-            f"{sum(profile.kernels.values()):g}",
-            f"{profile.launches:g}",
-            ", ".join(f"{name} x {n:g}" for name, n in profile.scoring.items()) or "none",
-            ", ".join(f"{name} x {n:g}" for name, n in profile.calls.items()),
-        ]
-        for (count, case), profile in found.profiles.items()
-    ]
-    columns = ["rows", "case", "kernels and copies", "launches", "of scoring", "calls of the host"]
-    return Table(columns, rows, "What a decode step does")
-
-
-def _kernels(count: int, case: Case, profile: StepProfile) -> Table:
-    rows = [[_shortened(name), f"{n:g}"] for name, n in profile.kernels.items()]
-    return Table(["kernel or copy", "a step"], rows, f"Kernels of a decode step, {count} rows, {case}")
-
-
-def _shortened(name: str) -> str:
-    name = name.replace("|", "/")
-    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 3] + "..."
-
-
-def _figures(key: Key, found: Findings) -> dict[str, Any]:
-    compared, traffic = found.compared(key), found.traffic.get(key)
-    return {
-        "group": key.group,
-        "requests": key.requests,
-        "case": str(key.case),
-        "reply": found.replies[key.group, key.requests],
-        "tpot_ms": found.tpot[key].median,
-        "tpot_spread": found.tpot[key].spread,
-        "over_off": compared[0].median if compared else None,
-        "a_against_a": compared[1] if compared else None,
-        "tokens_per_second": found.rate[key].median,
-        "d2h_a_step": traffic._asdict() if traffic else None,
-        "peak_bytes": found.peak_bytes.get(key),
-    }
+        rows.append([length, *(ways[way].median for way in PROMPT_WAYS[:2]), ratio.median, spread, len(ratio.samples)])
+    columns = [Column("tokens", "", "{:,}"), Column("plain, ms", "ms", "{:.2f}")]
+    columns += [Column(f"k={found.plan.prompt_top_k}, ms", "ms", "{:.2f}"), Column("/ plain", "", "{:.4f}")]
+    columns += [Column("A / A", "", "±{:.2%}"), Column("rounds")]
+    return Table("A prompt with its logprobs, from adding it to its first token", columns, rows)

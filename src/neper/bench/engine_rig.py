@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from neper.bench import engine_cases, engine_probes
+from neper.bench import engine_cases
 from neper.bench.engine_cases import Case, Plan
 from neper.bench.engine_drive import Batch, run_batch
-from neper.config import EngineConfig
+from neper.bench.subject import Subject
+from neper.config import DEFAULT_MODEL, EngineConfig
 from neper.engine.core import EngineCore
 from neper.errors import StartupError
+from neper.models import registry, shapes, source
 from neper.models.decoder import Decoder
+from neper.models.model_config import ModelConfig
 from neper.models.source import ModelSource
 from neper.ops import backends
 from neper.progress import ProgressLine
@@ -37,10 +40,9 @@ class Rig:
         backend_names: what each family of ops is computed with, for people.
     """
 
+    subject: Subject
     source: ModelSource
     decoder: Decoder
-    device: torch.device
-    dtype: torch.dtype
     plan: Plan
     progress: ProgressLine
     deadline: float | None = None
@@ -49,13 +51,14 @@ class Rig:
     _core: EngineCore | None = None
     _scoring: str = ""
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def card(self) -> str:
-        return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
+    def environment(self) -> dict[str, str]:
+        """What is measured, for people."""
+        environment = {"model": self.subject.describe(self.source.name)}
+        if self.subject.on_gpu:
+            card = torch.cuda.get_device_properties(self.subject.device)
+            environment["gpu"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
+            environment["cuda"] = torch.version.cuda or f"HIP {torch.version.hip}"
+        return environment | self.backend_names
 
     def check_time(self) -> None:
         """Raises OutOfTime after the deadline."""
@@ -69,14 +72,16 @@ class Rig:
             self.drop_engine()
             self.progress(0, 1, f"starting an engine that scores on the {scoring}")
             self._core, self._scoring = EngineCore(self._config(scoring), self.source, decoder=self.decoder), scoring
-            self.backend_names = {family: chosen.name for family, chosen in backends.chosen(self.device).items()}
+            self.backend_names = {
+                family: chosen.name for family, chosen in backends.chosen(self.subject.device).items()
+            }
         return self._core
 
     def drop_engine(self) -> None:
         """Give the engine's memory back; after a failure, the requests that it still holds as well."""
         self._core = None
         gc.collect()
-        if self.on_gpu:
+        if self.subject.on_gpu:
             torch.cuda.empty_cache()
 
     def requests(self, case: Case, count: int, reply: int) -> list[Request]:
@@ -100,7 +105,7 @@ class Rig:
     def _config(self, scoring: str) -> EngineConfig:
         plan, block_size = self.plan, EngineConfig.block_size
         rows = max(plan.concurrency)
-        prompts = (*plan.prompt_lengths, plan.memory_length if self.on_gpu else 0)
+        prompts = (*plan.prompt_lengths, plan.memory_length if self.subject.on_gpu else 0)
         longest = max(plan.prompt + plan.reply, *(length + 1 for length in prompts))
         if longest > self.source.model_max_length:
             raise StartupError(
@@ -109,17 +114,55 @@ class Rig:
             )
         # An engine that launches ahead may hold a block more than its tokens need.
         blocks = max(rows * (-(-(plan.prompt + plan.reply) // block_size) + 1), -(-longest // block_size) + 1)
-        token_bytes = engine_probes.kv_bytes_per_token(self.source.config, self.dtype.itemsize)
+        token_bytes = kv_bytes_per_token(self.source.config, self.subject.dtype.itemsize)
         return EngineConfig(
             model=self.source.name,
-            device=str(self.device),
-            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.subject.device),
+            dtype=self.subject.dtype_name,
             max_model_len=longest,
             max_num_seqs=rows,
             # The prompts of a batch must fit into one step: requests that start together decode together.
-            max_num_batched_tokens=max(rows * plan.prompt, plan.step_tokens if self.on_gpu else 1),
+            max_num_batched_tokens=max(rows * plan.prompt, plan.step_tokens if self.subject.on_gpu else 1),
             kv_cache_memory=(blocks + _SPARE_BLOCKS) * block_size * token_bytes,
             max_logprobs=max(*plan.top_ks, plan.prompt_top_k),
             scoring=scoring,
             prefix_caching=False,
         )
+
+
+def load(
+    subject: Subject,
+    plan: Plan,
+    progress: ProgressLine,
+    *,
+    rounds: int | None = None,
+    concurrency: tuple[int, ...] | None = None,
+    deadline: float | None = None,
+) -> Rig:
+    """The rig of a subject, its weights loaded, and of a plan fitted to it (see Plan.fitted)."""
+    found = shapes.source(subject.shape) if subject.shape else source.resolve(subject.model or DEFAULT_MODEL)
+    plan = plan.fitted(max_model_len=found.model_max_length, rounds=rounds, concurrency=concurrency)
+    if subject.on_gpu:
+        torch.cuda.set_device(subject.device)
+    progress(0, 1, "weights")
+    if subject.shape:
+        decoder = shapes.random_decoder(found.config, dtype=subject.dtype, device=subject.device)
+    else:
+        decoder = registry.load(found, dtype=subject.dtype, device=subject.device, progress=progress)
+    return Rig(subject, found, decoder, plan, progress, deadline)
+
+
+def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+def decode_bytes(config: ModelConfig, itemsize: int, *, rows: int, context: float) -> float:
+    """Bytes that a decode step must read: every weight once, and the keys and values of its rows' contexts.
+
+    Of embeddings that are no head as well, only the rows' own are read: nothing to speak of.
+    """
+    weights = shapes.num_parameters(config)
+    if not config.tie_word_embeddings:
+        weights -= config.vocab_size * config.hidden_size
+    return weights * itemsize + rows * context * kv_bytes_per_token(config, itemsize)

@@ -15,19 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
-import torch
 
-from neper.bench import http_load, http_model, http_report
-from neper.bench.http_load import Batch
+from neper.bench import http_load, http_model, http_report, subject
 from neper.bench.http_report import FLOOD, WAYS, Findings, Way
 from neper.bench.http_server import Server, serving
-from neper.bench.kernel_report import slug
-from neper.config import DEFAULT_MODEL, EngineConfig
-from neper.engine import settings
-from neper.errors import NeperError, StartupError
+from neper.bench.report import publish, slug, turns
+from neper.bench.subject import Subject
+from neper.config import DEFAULT_MODEL
+from neper.errors import NeperError
 
 DEFAULT_SHAPE = "qwen3-0.6b"
-"""Where there is a GPU and no model was named."""
 REPLY_TOKENS = {"cpu": 128, "cuda": 1024}
 PROMPT_LETTERS = 64
 WAKING_TOKENS = 32
@@ -56,34 +53,27 @@ def run(
         StartupError: arguments that do not go together, or the server did not start.
         NeperError: a reply is not what was asked for.
     """
-    if model is not None and shape is not None:
-        raise StartupError("bench http: give --model or --shape, not both")
-    config = EngineConfig(device=device, dtype=dtype, num_threads=num_threads)
-    target = settings.choose_device(config.device)
-    kind = getattr(torch, config.dtype) if config.dtype else settings.choose_dtype(target)
-    if model is None and shape is None and target.type == "cuda":
-        shape = DEFAULT_SHAPE
-    reply = reply or REPLY_TOKENS[target.type]
-    card = torch.cuda.get_device_name(target) if target.type == "cuda" else "CPU"
-    name = shape or model or DEFAULT_MODEL
-    arguments = ["--device", str(target), "--dtype", str(kind).removeprefix("torch."), "--served-model-name", name]
+    chosen = subject.choose("bench http", model, shape, device, dtype, default_shape=DEFAULT_SHAPE)
+    reply = reply or REPLY_TOKENS[chosen.device.type]
+    name = chosen.shape or chosen.model or DEFAULT_MODEL
+    arguments = ["--device", str(chosen.device), "--dtype", chosen.dtype_name, "--served-model-name", name]
     # No queue: as many requests as streams are computed, and what comes beyond them is refused.
     arguments += ["--max-num-seqs", str(streams), "--max-waiting", "0"]
     if num_threads is not None:
         arguments += ["--num-threads", str(num_threads)]
     # Greedy, random weights say one token again and again, with the same alternatives.
-    temperature = 1.0 if shape else 0.0
+    temperature = 1.0 if chosen.shape else 0.0
     found = Findings(streams, reply)
-    with _model(model or DEFAULT_MODEL, shape, kind) as directory:
+    with _model(chosen) as directory:
         _say(f"starting the server with {name}")
         with serving([directory, *arguments]) as server:
             try:
                 _measure(server, name, temperature, found, rounds)
             except NeperError as error:
                 raise NeperError(f"{error}\n{server.last_lines()}".rstrip()) from error
-    setup = {
-        "model": f"{name}{', random weights' if shape else ''}, {str(kind).removeprefix('torch.')}",
-        "device": card,
+    environment = {
+        "model": chosen.describe(name),
+        "device": chosen.card,
         "server": f"neper serve {' '.join(arguments)}",
         "requests": (
             f"{streams} streamed chat completions at once, {reply} tokens each, temperature {temperature:g}, each on a "
@@ -91,22 +81,19 @@ def run(
         ),
         "rounds": f"{rounds}, cases taking turns, after one to warm up; / off: median of the rounds",
     }
-    report = http_report.report(f"neper over HTTP on {card}, {name}", setup, found)
-    if out is not None:
-        suffix = "" if name == DEFAULT_MODEL else f"-{slug(name)}"
-        report.save(Path(out), f"http-{slug(card)}{suffix}")
-    print(report.markdown(), end="")
+    report = http_report.report(f"neper over HTTP on {chosen.card}, {name}", environment, found)
+    publish(report, out, f"http-{slug(chosen.card)}" + ("" if name == DEFAULT_MODEL else f"-{slug(name)}"))
 
 
 @contextlib.contextmanager
-def _model(model: str, shape: str | None, dtype: torch.dtype) -> Iterator[str]:
+def _model(chosen: Subject) -> Iterator[str]:
     """What `neper serve` is to load; a shape lies in a directory that is gone afterwards."""
-    if shape is None:
-        yield model
+    if chosen.shape is None:
+        yield chosen.model or DEFAULT_MODEL
         return
     with tempfile.TemporaryDirectory(prefix="neper-") as directory:
-        _say(f"writing random weights in the shape {shape}")
-        http_model.write(shape, Path(directory), dtype=dtype)
+        _say(f"writing random weights in the shape {chosen.shape}")
+        http_model.write(chosen.shape, Path(directory), dtype=chosen.dtype)
         yield directory
 
 
@@ -129,30 +116,21 @@ def _measure(server: Server, name: str, temperature: float, found: Findings, rou
             fields |= {"logprobs": True, "top_logprobs": way.top_k}
         return orjson.dumps(fields)
 
-    for number in range(-1, rounds):  # round -1 warms up
-        for way in WAYS:
-            # Replies were checked since the last batch: whatever has slowed down in that pause is to be awake again.
-            http_load.run(server.port, [body(way, WAKING_TOKENS) for _ in range(found.streams)])
-            bodies = [body(way, found.reply) for _ in range(found.streams)]
-            beyond = [body(way, 1) for _ in range(FLOOD if way.flooded else 0)]
-            before = server.cpu_seconds()
-            batch = http_load.run(server.port, bodies, beyond)
-            after = server.cpu_seconds()
-            _check(batch, way, found.reply)
-            seconds = None if before is None or after is None else after - before
-            note = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
-            _say(f"{note}: {way.name}: {found.rate(batch):.1f} tok/s{_cpu(seconds)}")
-            if number >= 0:
-                found.add(way, batch, seconds)
-
-
-def _check(batch: Batch, way: Way, tokens: int) -> None:
-    for reply in batch.replies:
-        http_load.check_stream(reply, tokens=tokens, top_k=way.top_k)
-
-
-def _cpu(seconds: float | None) -> str:
-    return "" if seconds is None else f", {seconds:.2f} s of CPU in the API process"
+    for way, counts, turn in turns(WAYS, rounds):
+        # Replies were checked since the last batch: whatever has slowed down in that pause is to be awake again.
+        http_load.run(server.port, [body(way, WAKING_TOKENS) for _ in range(found.streams)])
+        bodies = [body(way, found.reply) for _ in range(found.streams)]
+        beyond = [body(way, 1) for _ in range(FLOOD if way.flooded else 0)]
+        before = server.cpu_seconds()
+        batch = http_load.run(server.port, bodies, beyond)
+        after = server.cpu_seconds()
+        for reply in batch.replies:
+            http_load.check_stream(reply, tokens=found.reply, top_k=way.top_k)
+        seconds = None if before is None or after is None else after - before
+        used = "" if seconds is None else f", {seconds:.2f} s of CPU in the API process"
+        _say(f"{turn}: {way.name}: {found.rate(batch):.1f} tok/s{used}")
+        if counts:
+            found.add(way, batch, seconds)
 
 
 def _say(line: str) -> None:

@@ -6,12 +6,10 @@ While a batch runs, bytes are only kept. They are taken apart when the clock has
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import orjson
 
@@ -78,7 +76,11 @@ class _Exchange(asyncio.Protocol):
 
 def run(port: int, streams: Sequence[bytes], flood: Sequence[bytes] = ()) -> Batch:
     """Send the bodies in `streams` to 127.0.0.1 at once and, when all of them are being answered, those in `flood`."""
-    return _run(_batch(port, streams, flood))
+    try:
+        import uvloop  # costs the client less
+    except ImportError:
+        return asyncio.run(_batch(port, streams, flood))
+    return uvloop.run(_batch(port, streams, flood))
 
 
 def check_stream(reply: Reply, *, tokens: int, top_k: int | None) -> None:
@@ -169,28 +171,3 @@ def _joined(chunked: bytes) -> bytes:
         parts.append(chunked[end + 2 : end + 2 + size])
         place = end + 2 + size + 2
     return b"".join(parts)
-
-
-def _run(batch: Coroutine[Any, Any, Batch]) -> Batch:
-    run: Callable[..., Batch] = asyncio.run
-    with contextlib.suppress(ImportError):
-        import uvloop  # costs the client less
-
-        run = uvloop.run
-    try:
-        return run(_interruptible(batch))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
-async def _interruptible(batch: Coroutine[Any, Any, Batch]) -> Batch:
-    """Ctrl-C cancels it, rather than raise in whatever callback of the loop is running."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    with contextlib.suppress(NotImplementedError):  # Windows
-        loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        return await batch
-    finally:
-        with contextlib.suppress(NotImplementedError):
-            loop.remove_signal_handler(signal.SIGINT)

@@ -7,12 +7,11 @@ from typing import Any
 
 from neper import machine
 from neper.bench import http_load
-from neper.bench.engine_report import pairs
 from neper.bench.http_load import Batch
-from neper.bench.report import Ratio, Report, Series, Table
+from neper.bench.report import Column, Figure, Report, Series, Table, at_least, at_most, between, conditions, pairs
 
 SCORES_BOUND = 0.97
-CPU_BOUND = 20.0
+CPU_BOUND = 20
 FLOOD_BOUND = 0.95
 NOISY = 0.1
 """A spread of A against A beyond which bounds say little."""
@@ -39,6 +38,15 @@ SCORED = Way("top_logprobs 20", top_k=20)
 FLOODED = Way(f"off, {FLOOD} more refused", flooded=True)
 OFF_AGAIN = Way("off again")
 WAYS = (OFF, NO_ALTERNATIVES, SCORED, FLOODED, OFF_AGAIN)
+COLUMNS = [
+    Column("case"),
+    Column("tok/s", "tok/s", "{:.1f}"),
+    Column("spread", "", "±{:.1%}"),
+    Column("/ off", "", "{:.3f}"),
+    Column("API process, CPU us a token", "us", "{:.1f}", "not measured"),
+    Column("client, CPU us a token", "us", "{:.1f}"),
+    Column("samples"),
+]
 
 
 @dataclass
@@ -79,12 +87,8 @@ class Findings:
             self.flood.samples.append(1e3 * batch.flood_seconds)
 
     def over_off(self, way: Way) -> Series:
-        """Tokens a second of a case over those without logprobs, a ratio a round.
-
-        Those come first and last in a round, and their mean stands for the time between: even drift cancels.
-        """
-        first, last = self.rates[OFF].samples, self.rates[OFF_AGAIN].samples
-        return pairs(self.rates[way].samples, [(a + b) / 2 for a, b in zip(first, last, strict=True)])
+        """Tokens a second of a case over those without logprobs, a ratio a round."""
+        return pairs(self.rates[way].samples, between(self.rates[OFF].samples, self.rates[OFF_AGAIN].samples))
 
     @property
     def spread(self) -> float:
@@ -92,29 +96,21 @@ class Findings:
         return pairs(self.rates[OFF_AGAIN].samples, self.rates[OFF].samples).spread
 
 
-def report(title: str, setup: dict[str, Any], found: Findings) -> Report:
+def report(title: str, environment: dict[str, Any], found: Findings) -> Report:
     """The report of a run from its samples."""
     rows = []
     for way in WAYS:
-        rate, api, client = found.rates[way], found.api[way], found.client[way]
-        over = found.over_off(way)
-        row = [way.name, f"{rate.median:.1f}", f"±{rate.spread:.1%}", f"{over.median:.3f}"]
-        row += [f"{api.median:.1f}" if api.samples else "not measured", f"{client.median:.1f}", str(len(rate.samples))]
-        rows.append(row)
-    columns = ["case", "tok/s", "spread", "/ off", "API process, CPU us a token", "client, CPU us a token", "samples"]
+        rate, api = found.rates[way], found.api[way].median if found.api[way].samples else None
+        over, client = found.over_off(way).median, found.client[way].median
+        rows.append([way.name, rate.median, rate.spread, over, api, client, len(rate.samples)])
+    series = [*found.rates.values(), *found.api.values(), *found.client.values(), found.refused, found.flood]
     return Report(
         title=title,
-        setup=setup,
-        series=[
-            *found.rates.values(),
-            *(series for series in found.api.values() if series.samples),
-            *found.client.values(),
-            found.refused,
-            found.flood,
-        ],
-        ratios=_bounds(found),
-        tables=[Table(columns, rows, title="All streams together")],
+        environment=environment | conditions(),
+        tables=[Table("All streams together", COLUMNS, rows)],
+        figures=_bounds(found),
         notes=_notes(found),
+        series=[one for one in series if one.samples],
     )
 
 
@@ -122,23 +118,18 @@ def _series(what: str, unit: str) -> dict[Way, Series]:
     return {way: Series(f"{way.name}: {what}", unit) for way in WAYS}
 
 
-def _bounds(found: Findings) -> list[Ratio]:
-    scored = found.api[SCORED]
+def _bounds(found: Findings) -> list[Figure]:
     bounds = [
-        _at_least(f"tok/s: {way.name} / off", found.over_off(way).median, bound, found.spread)
+        at_least(f"tok/s: {way.name} / off", found.over_off(way).median, bound, spread=found.spread)
         for way, bound in ((SCORED, SCORES_BOUND), (NO_ALTERNATIVES, SCORES_BOUND), (FLOODED, FLOOD_BOUND))
     ]
-    if scored.samples:
-        name = f"API process, CPU us a token, {SCORED.name}"
-        bounds.append(Ratio(name, scored.median, f"<= {CPU_BOUND:g}", scored.median <= CPU_BOUND))
+    if found.api[SCORED].samples:
+        bounds.append(at_most(f"API process, CPU us a token, {SCORED.name}", found.api[SCORED].median, CPU_BOUND))
     fewest = min(found.refused.samples)
-    return [*bounds, Ratio("refused with Retry-After, in the worst round", fewest, f"{FLOOD} of them", fewest == FLOOD)]
-
-
-def _at_least(name: str, value: float, bound: float, spread: float) -> Ratio:
-    limit = min(bound, 1 - spread)
-    text = f">= {bound:g}" if limit == bound else f">= {limit:.4g} (A against A; else {bound:g})"
-    return Ratio(name, value, text, value >= limit)
+    return [
+        *bounds,
+        Figure("refused with Retry-After, in the worst round", fewest, f"{FLOOD} of them", fewest == FLOOD),
+    ]
 
 
 def _notes(found: Findings) -> list[str]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHECKED_ROWS = 8
-
 
 @dataclass(frozen=True)
 class Case:
@@ -103,10 +101,3 @@ def random_logits(case: Case, generator: torch.Generator) -> Tensor:
 def random_sets(case: Case, size: int, generator: torch.Generator) -> list[Tensor]:
     """R ascending sets of `size` distinct ids, [size] int64 on the CPU."""
     return [torch.randperm(case.vocab_size, generator=generator)[:size].sort().values for _ in range(case.rows)]
-
-
-def sampled_rows(rows: int) -> list[int]:
-    """The rows that are checked: all of a few, else the first, the last and some between."""
-    if rows <= CHECKED_ROWS:
-        return list(range(rows))
-    return [round(i * (rows - 1) / (CHECKED_ROWS - 1)) for i in range(CHECKED_ROWS)]

@@ -6,17 +6,10 @@ import re
 from typing import Any
 
 from neper.bench.kernel_cases import Case, Plan
-from neper.bench.report import Ratio, Report, Series, Table
+from neper.bench.report import Column, Report, Series, Table, at_most, conditions
 
 NEPER = "neper"
-BASELINES = ("torch log_softmax + topk", "torch logsumexp + topk", "torch.compile(logsumexp + topk)")
-COLD_COMPILE_SECONDS = 8.0
-WARM_COMPILE_SECONDS = 1.0
-
-
-def slug(name: str) -> str:
-    """A card's name as part of a file name: NVIDIA H200 = nvidia-h200."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+SPREAD = Column("spread", "", "±{:.1%}")
 
 
 def row_words(top_k: int) -> int:
@@ -29,69 +22,73 @@ def series_name(case: Case, state: str, way: str) -> str:
     return f"{case}, {state}: {way}"
 
 
-def report(card: str, setup: dict[str, Any], series: dict[str, Series], notes: list[str], plan: Plan) -> Report:
-    """The report of a run from its samples."""
+def report(
+    card: str,
+    environment: dict[str, Any],
+    series: dict[str, Series],
+    notes: list[str],
+    plan: Plan,
+    baselines: tuple[str, ...],
+) -> Report:
+    """The report of a run from its samples, in which neper was timed beside these baselines."""
     copied = 2 * plan.copy_bytes / series["copy"].median / 1e6
-    setup = {**setup, "copy": f"{copied:.2f} TB/s read and written, ±{series['copy'].spread:.1%}"}
-    warm = _times("Logits warm in the L2 where they fit, us", "warm", plan.row_cases, series, copied)
-    cold = _times("Logits not in the L2, us", "cold", plan.row_cases, series, copied)
+    environment = {**environment, "copy": f"{copied:.2f} TB/s read and written, ±{series['copy'].spread:.1%}"}
     sets = [
-        [str(case), f"{found.median:.1f}", f"±{found.spread:.1%}"]
+        [str(case), found.median, found.spread]
         for case in plan.set_cases
         for found in [series[series_name(plan.set_rows, "warm", str(case))]]
     ]
     host = []
     for case in plan.host_cases:
-        ways = {
-            "host": ("the whole row, scanned by torch on the CPU", case.nbytes // case.rows),
-            "device": ("neper's scores, packed", 4 * row_words(case.top_k)),
-        }
-        for way, (what, row_bytes) in ways.items():
+        for way, what, row_bytes in (
+            ("host", "the whole row, scanned by torch on the CPU", case.nbytes // case.rows),
+            ("device", "neper's scores, packed", 4 * row_words(case.top_k)),
+        ):
             found = series[series_name(case, "wall clock", way)]
-            host.append([str(case), what, f"{found.median:.1f}", f"±{found.spread:.1%}", f"{row_bytes:,}"])
-    until = "Until the scores are in host memory, wall clock"
-    tables = [
-        warm,
-        *([cold] if cold.rows else []),
-        Table(["a row has", "us", "spread"], sets, title=f"Sets of ids: {plan.set_rows}, warm"),
-        Table(["case", "copied", "us", "spread", "bytes a row"], host, title=until),
-    ]
+            host.append([str(case), what, found.median, found.spread, row_bytes])
+    time = Column("us", "us", "{:.1f}")
+    whose = "" if re.search(r"\bH200\b", card) else f" on an H200; this is {card}"
     return Report(
         title=f"neper's reduction on {card}",
-        setup=setup,
-        series=list(series.values()),
-        ratios=_bounds(card, series, plan.row_cases),
-        tables=tables,
+        environment=environment | conditions(),
+        tables=[
+            _times("Logits warm in the L2 where they fit, us", "warm", plan.row_cases, series, copied, baselines),
+            _times("Logits not in the L2, us", "cold", plan.row_cases, series, copied, baselines),
+            Table(f"Sets of ids: {plan.set_rows}, warm", [Column("a row has"), time, SPREAD], sets),
+            Table(
+                "Until the scores are in host memory, wall clock",
+                [Column("case"), Column("copied"), time, SPREAD, Column("bytes a row", "bytes", "{:,}")],
+                host,
+            ),
+        ],
+        figures=[
+            at_most(f"{case}, warm, us", series[series_name(case, "warm", NEPER)].median, case.goal, more=whose)
+            for case in plan.row_cases
+            if case.goal is not None
+        ],
         notes=[*notes, "of copy: bytes of the logits a second against what a copy moves; above 100 %, from the L2"],
+        series=list(series.values()),
     )
 
 
-def _times(title: str, state: str, cases: tuple[Case, ...], series: dict[str, Series], copied: float) -> Table:
+def _times(
+    title: str,
+    state: str,
+    cases: tuple[Case, ...],
+    series: dict[str, Series],
+    copied: float,
+    baselines: tuple[str, ...],
+) -> Table:
     rows = []
     for case in cases:
         ours = series.get(series_name(case, state, NEPER))
         if ours is None:  # larger than the L2: the other table has it
             continue
         speed = case.nbytes / ours.median / 1e6
-        row = [str(case), f"{ours.median:.1f}", f"±{ours.spread:.1%}", f"{speed:.2f}", f"{speed / copied:.0%}"]
-        for way in BASELINES:
-            theirs = series.get(series_name(case, state, way))
-            row.append(f"{theirs.median:.1f} ({theirs.median / ours.median:.1f} x)" if theirs else "not measured")
-        rows.append(row)
-    return Table(["case", NEPER, "spread", "TB/s", "of copy", *BASELINES], rows, title=title)
-
-
-def _bounds(card: str, series: dict[str, Series], cases: tuple[Case, ...]) -> list[Ratio]:
-    whose = "" if re.search(r"\bH200\b", card) else f" on an H200; this is {card}"
-    bounds = []
-    for case in cases:
-        if case.goal is not None:
-            value = series[series_name(case, "warm", NEPER)].median
-            bounds.append(Ratio(f"{case}, warm, us", value, f"<= {case.goal:g}{whose}", value <= case.goal))
-    for state, bound, sign in (("cold", COLD_COMPILE_SECONDS, "<="), ("warm", WARM_COMPILE_SECONDS, "<")):
-        compiling = series.get(f"compile, {state} cache")
-        if compiling is not None:
-            value = compiling.median
-            met = value <= bound if sign == "<=" else value < bound
-            bounds.append(Ratio(f"compile all kernels, {state} cache, s", value, f"{sign} {bound:g}", met))
-    return bounds
+        theirs = [series.get(series_name(case, state, way)) for way in baselines]
+        ratios = [[found.median, found.median / ours.median] if found else None for found in theirs]
+        rows.append([str(case), ours.median, ours.spread, speed, speed / copied, *ratios])
+    columns = [Column("case"), Column(NEPER, "us", "{:.1f}"), SPREAD]
+    columns += [Column("TB/s", "TB/s", "{:.2f}"), Column("of copy", "", "{:.0%}")]
+    columns += [Column(way, "us", "{:.1f} ({:.1f} x)", "not measured") for way in baselines]
+    return Table(title, columns, rows)

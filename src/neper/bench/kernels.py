@@ -6,16 +6,13 @@ one sample of each implementation, so that a slow moment of the card falls on al
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +20,10 @@ from torch import Tensor
 
 from neper.bench import kernel_report, reductions
 from neper.bench.device_time import Replay, cold_calls, cold_inputs, take_turns, warm_calls
-from neper.bench.kernel_cases import FULL, QUICK, Case, Plan, random_logits, random_sets, sampled_rows
-from neper.bench.kernel_report import BASELINES, NEPER, row_words, series_name
-from neper.bench.report import Report, Series
+from neper.bench.kernel_cases import FULL, QUICK, Case, Plan, random_logits, random_sets
+from neper.bench.kernel_report import NEPER, row_words, series_name
+from neper.bench.report import Report, Series, publish, slug, turns
+from neper.engine import settings
 from neper.errors import NeperError, StartupError
 from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, backends, token_logprobs
 from neper.ops.packing.reference import pack_scores
@@ -35,20 +33,30 @@ Reduction = Callable[[Tensor, Tensor, int], Any]
 """Called with logits, token ids and top_k."""
 
 
-def run(out: str | None, *, device: str = "cuda", quick: bool = False, compiled: bool = True) -> None:
+BASELINES: dict[str, Reduction] = {
+    "torch log_softmax + topk": reductions.log_softmax_top_k,
+    "torch logsumexp + topk": reductions.logsumexp_top_k,
+}
+"""What neper is timed against."""
+
+
+def run(out: str | None, *, device: str = "cuda", quick: bool = False) -> None:
     """Measure, print the tables, and write `kernels-<card>.json` and `.md` into the directory `out` if there is one.
 
     Raises:
         StartupError: without such a GPU.
         NeperError: if a kernel's result is wrong.
     """
+    measure(Measurement, out, device, quick)
+
+
+def measure(kind: type[Measurement], out: str | None, device: str, quick: bool) -> None:
+    """One run of a kind of measurement. Arguments and errors as in `run`."""
     target = gpu(device)
     torch.cuda.set_device(target)
     with torch.inference_mode(), ProgressLine(sys.stderr) as progress:
-        report = _Measurement(target, QUICK if quick else FULL, compiled, progress).run()
-    if out is not None:
-        report.save(Path(out), f"kernels-{kernel_report.slug(torch.cuda.get_device_name(target))}")
-    print(report.markdown(), end="")
+        found = kind(target, QUICK if quick else FULL, progress).run()
+    publish(found, out, f"kernels-{slug(torch.cuda.get_device_name(target))}")
 
 
 def gpu(device: str) -> torch.device:
@@ -67,87 +75,49 @@ def gpu(device: str) -> torch.device:
         build = torch.version.cuda or torch.version.hip
         why = "torch sees none here" if build else "this torch is a build without CUDA"
         raise StartupError(f"bench kernels needs a GPU: {why}")
-    count = torch.cuda.device_count()
-    if target.index is not None and target.index >= count:
-        raise StartupError(f"bench kernels: there is no {device}, the last of {count} is cuda:{count - 1}")
-    return torch.device("cuda", target.index or 0)
-
-
-def check(
-    what: str,
-    got: TokenLogprobs,
-    logits: Tensor,
-    token_ids: Tensor,
-    top_k: int,
-    *,
-    allowed: list[Tensor] | None = None,
-    named: list[Tensor] | None = None,
-) -> None:
-    """Hold some rows of a result against float64.
-
-    Args:
-        what: the case, for the message.
-        allowed, named: a set a row, ascending int64 on the CPU.
-
-    Raises:
-        NeperError: on a difference.
-    """
-    here = TokenLogprobs(*(t.cpu() for t in got))
-    for row in sampled_rows(len(logits)):
-        wrong = reductions.mismatch(
-            here,
-            row,
-            logits[row].cpu(),
-            int(token_ids[row]),
-            top_k,
-            allowed=allowed[row] if allowed is not None else None,
-            named=named[row] if named is not None else None,
-        )
-        if wrong is not None:
-            raise NeperError(f"wrong result, nothing is timed: {what}, row {row}: {wrong}")
-
-
-def baselines(compiled: bool) -> dict[str, Reduction]:
-    """What neper is timed against, by name."""
-    ways: list[Reduction] = [reductions.log_softmax_top_k, reductions.logsumexp_top_k]
-    if compiled:
-        ways.append(torch.compile(reductions.logsumexp_top_k, dynamic=False, fullgraph=True))
-    return dict(zip(BASELINES, ways, strict=False))
+    return torch.device("cuda", settings.choose_device(device).index or 0)
 
 
 @dataclass
-class _Measurement:
+class Measurement:
     """One run: its progress, and what it has found so far."""
 
     device: torch.device
     plan: Plan
-    compiled: bool
     progress: ProgressLine
     series: dict[str, Series] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> Report:
-        if not self.compiled:
-            self.notes.append(f"{BASELINES[-1]} was left out: --no-compile")
-        steps: list[tuple[str, Callable[[], None]]] = [("copy on the device", self._copy)]
-        steps += [(str(case), partial(self._rows, case)) for case in self.plan.row_cases]
-        steps += [("sets of ids", self._sets)]
-        steps += [(f"{case} against the host", partial(self._host, case)) for case in self.plan.host_cases]
-        steps += [("compile times", self._compile_times)]
+        steps = self.steps()
         for done, (what, step) in enumerate(steps):
             self.progress(done, len(steps), what)
             step()
             torch.cuda.empty_cache()  # graphs keep the memory of their calls as long as they live
-        card = torch.cuda.get_device_name(self.device)
-        return kernel_report.report(card, self._setup(), self.series, self.notes, self.plan)
+        return self.report()
 
-    def _new(self, name: str, unit: str = "us") -> Series:
+    def steps(self) -> list[tuple[str, Callable[[], None]]]:
+        """What is measured, one after the other, with its name."""
+        steps: list[tuple[str, Callable[[], None]]] = [("copy on the device", self._copy)]
+        steps += [(str(case), partial(self._rows, case)) for case in self.plan.row_cases]
+        steps += [("sets of ids", self._sets)]
+        return steps + [(f"{case} against the host", partial(self._host, case)) for case in self.plan.host_cases]
+
+    def baselines(self) -> dict[str, Reduction]:
+        """What the next case is timed against."""
+        return BASELINES
+
+    def report(self, baselines: tuple[str, ...] = tuple(BASELINES)) -> Report:
+        card = torch.cuda.get_device_name(self.device)
+        return kernel_report.report(card, self._environment(), self.series, self.notes, self.plan, baselines)
+
+    def new_series(self, name: str, unit: str = "us") -> Series:
         return self.series.setdefault(name, Series(name, unit))
 
     def _copy(self) -> None:
         source = torch.empty(self.plan.copy_bytes, dtype=torch.uint8, device=self.device).random_()
         target = torch.empty_like(source)
-        take_turns({"": Replay(lambda _: target.copy_(source), 20)}, self.plan.rounds, {"": self._new("copy")})
+        take_turns({"": Replay(lambda _: target.copy_(source), 20)}, self.plan.rounds, {"": self.new_series("copy")})
 
     def _rows(self, case: Case) -> None:
         generator = torch.Generator(self.device).manual_seed(0)
@@ -156,12 +126,11 @@ class _Measurement:
         token_ids = torch.randint(case.vocab_size, (case.rows,), generator=generator, device=self.device)
         out = self._buffers(case, case.top_k)
         checked = token_logprobs(inputs[0], token_ids, case.top_k, out=out)
-        check(str(case), checked, inputs[0], token_ids, case.top_k)
+        reductions.check(str(case), checked, inputs[0], token_ids, case.top_k)
         checked = TokenLogprobs(*(t.clone() for t in checked))
-        torch.compiler.reset()  # else the ninth shape is silently not compiled
         ways: dict[str, Reduction] = {NEPER: partial(token_logprobs, out=out)}
         replays: dict[str, Replay] = {}
-        for way, reduce in (ways | baselines(self.compiled)).items():
+        for way, reduce in (ways | self.baselines()).items():
             states = {"warm": (inputs[:1], warm_calls(case.nbytes))}
             if len(inputs) > 1:
                 states["cold"] = (inputs, cold_calls(case.nbytes, len(inputs)))
@@ -174,8 +143,6 @@ class _Measurement:
                 if way == NEPER:
                     raise
                 self.notes.append(f"{case}: {way} was left out: {_first_line(error)}")
-                if way == BASELINES[-1]:
-                    self.compiled = False  # what fails once, fails for each shape, and takes its time to
                 continue
             replays |= made
         self._take_turns(replays)
@@ -194,26 +161,10 @@ class _Measurement:
             sets = random_sets(rows, case.size, torch.Generator().manual_seed(case.size))
             # A token of its own set, so that there is something to score.
             token_ids = torch.tensor([int(ids[0]) if len(ids) else 0 for ids in sets], device=self.device)
-            given = TokenSets.of([ids.tolist() for ids in sets], self.device)
-            restricts = case.kind == "allowed"
-            call = partial(
-                token_logprobs,
-                logits,
-                token_ids,
-                top_k,
-                allowed=given if restricts else None,
-                logprob_token_ids=None if restricts else given,
-            )
+            given: dict[str, Any] = {case.kind: TokenSets.of([ids.tolist() for ids in sets], self.device)}
+            call = partial(token_logprobs, logits, token_ids, top_k, **given)
             call = partial(call, out=self._buffers(rows, call().top_ids.shape[1]))
-            check(
-                str(case),
-                call(),
-                logits,
-                token_ids,
-                top_k,
-                allowed=sets if case.size and restricts else None,
-                named=sets if case.size and not restricts else None,
-            )
+            reductions.check(str(case), call(), logits, token_ids, top_k, **{case.kind: sets})
             replay = Replay(_ignoring_index(call), warm_calls(rows.nbytes))
             replays[series_name(rows, "warm", str(case))] = replay
         self._take_turns(replays)
@@ -237,30 +188,14 @@ class _Measurement:
             "host": partial(reductions.host_scan, logits, here, case.top_k, rows),
             "device": on_device,
         }
-        for number in range(-1, self.plan.rounds):
-            for way, call in ways.items():
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                call()
-                if number >= 0:
-                    self._new(series_name(case, "wall clock", way)).samples.append(1e6 * (time.perf_counter() - start))
-
-    def _compile_times(self) -> None:
-        """Seconds in which a fresh process has every kernel that serving needs, with an empty and a filled cache."""
-        rows = self.plan.set_rows
-        with tempfile.TemporaryDirectory() as cache:
-            for state in ("cold", "warm"):
-                result = subprocess.run(
-                    [sys.executable, "-c", _WARM_UP, str(self.device), str(rows.vocab_size), str(rows.top_k)],
-                    env=os.environ | {"TRITON_CACHE_DIR": cache},
-                    capture_output=True,
-                    text=True,
+        for way, counts, _ in turns(ways, self.plan.rounds):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            ways[way]()
+            if counts:
+                self.new_series(series_name(case, "wall clock", way)).samples.append(
+                    1e6 * (time.perf_counter() - start)
                 )
-                if result.returncode != 0:
-                    last = (result.stderr.strip() or f"exit code {result.returncode}").splitlines()[-1]
-                    self.notes.append(f"compile times were not measured: {last}")
-                    return
-                self._new(f"compile, {state} cache", "s").samples.append(float(result.stdout.split()[-1]))
 
     def _buffers(self, case: Case, width: int) -> LogprobBuffers:
         """Buffers that hold nonsense, so that the check sees what is not written."""
@@ -271,12 +206,12 @@ class _Measurement:
 
     def _take_turns(self, replays: dict[str, Replay]) -> None:
         for name, replay in replays.items():
-            self._new(name)
+            self.new_series(name)
             if replay.why_not_captured:
                 self.notes.append(f"{name}: no CUDA graph, timed call by call: {replay.why_not_captured}")
         take_turns(replays, self.plan.rounds, self.series)
 
-    def _setup(self) -> dict[str, Any]:
+    def _environment(self) -> dict[str, Any]:
         card = torch.cuda.get_device_properties(self.device)
         backend = backends.chosen(self.device)["scoring"]
         return {
@@ -289,19 +224,6 @@ class _Measurement:
             "time": "device time of a call: a CUDA graph of about 50 calls, replayed, divided by their number",
             "rounds": f"{self.plan.rounds}, implementations taking turns, after two to warm up; spread: A against A",
         }
-
-
-_WARM_UP = """
-import sys, time, torch
-device, vocab_size, top_k = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.cuda.set_device(device)
-torch.zeros(1, device=device)
-import triton, neper.ops  # importing is not compiling
-start = time.perf_counter()
-neper.ops.warm_up(vocab_size=vocab_size, dtype=torch.bfloat16, max_top_k=top_k, device=device)
-torch.cuda.synchronize()
-print(time.perf_counter() - start)
-"""
 
 
 def _rotating(reduce: Reduction, inputs: list[Tensor], token_ids: Tensor, top_k: int) -> Callable[[int], Any]:

@@ -1,15 +1,14 @@
-"""Reductions in plain torch that the kernels are timed against, and the float64 truth about a row of scores."""
+"""Reductions in plain torch that the kernels are timed against, and the check of the kernels' results."""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from neper.ops import TokenLogprobs
-from neper.types import LISTED_WHOLE
+from neper.errors import NeperError
+from neper.ops import TokenLogprobs, token_logprobs
 
 
 class Scores(NamedTuple):
@@ -79,56 +78,21 @@ def _top_k(x: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def mismatch(
-    got: TokenLogprobs,
-    row: int,
-    logits: Tensor,
-    token_id: int,
-    top_k: int,
-    *,
-    allowed: Tensor | None = None,
-    named: Tensor | None = None,
-) -> str | None:
-    """How one row of a result differs from float64 and a stable sort; None = not at all.
+def check(what: str, got: TokenLogprobs, logits: Tensor, token_ids: Tensor, top_k: int, **sets: list[Tensor]) -> None:
+    """Hold a result against the reference, in plain torch on the CPU.
 
     Args:
-        got: the result, in host memory.
-        row: the row of `got`.
-        logits: [V], the row's logits in host memory.
-        token_id: the token that was scored.
-        top_k: alternatives asked for.
-        allowed, named: the row's sets, ascending int64 (see token_logprobs).
+        what: the case, for the message.
+        sets: arguments of token_logprobs that hold a set a row, int64 on the CPU.
+
+    Raises:
+        NeperError: on a difference.
     """
-    x = logits.double()
-    candidates = allowed if allowed is not None else torch.arange(len(x))
-    maximum = x[candidates].max()
-    exact = (x - maximum) - (x[candidates] - maximum).exp().sum().log()
-    wanted = named if named is not None else candidates
-    # Stable over ascending ids: equal logits stay in the order of their ids.
-    wanted = wanted[x[wanted].sort(descending=True, stable=True).indices]
-    if named is None and (allowed is None or len(allowed) > LISTED_WHOLE):
-        wanted = wanted[:top_k]
-    places = len(got.top_ids[row])
-    listed = wanted.tolist() + [-1] * (places - len(wanted))
-    inside = bool((candidates == token_id).any())
-    rank = 1 + int((x[candidates] > x[token_id]).sum())
-    if not got.valid[row]:
-        return "a finite row is marked invalid"
-    if got.top_ids[row].tolist() != listed:
-        place = next(i for i, (a, b) in enumerate(zip(got.top_ids[row].tolist(), listed, strict=True)) if a != b)
-        return f"place {place} of the list holds id {int(got.top_ids[row, place])}, and {listed[place]} is right"
-    if inside and int(got.rank[row]) != rank:
-        return f"the rank of id {token_id} is {int(got.rank[row])}, and {rank} is right"
-    value = float(got.logprob[row])
-    right = float(exact[token_id]) if inside else -math.inf
-    if not _close(value, right):
-        return f"the logprob of id {token_id} is {value!r}, and {right!r} is right"
-    for value, token in zip(got.top_logprobs[row].tolist(), listed, strict=True):
-        right = float(exact[token]) if token >= 0 else -math.inf
-        if not _close(value, right):
-            return f"the listed logprob of id {token} is {value!r}, and {right!r} is right"
-    return None
-
-
-def _close(value: float, right: float) -> bool:
-    return value == right or abs(value - right) <= max(3e-5, 2.0**-22 * abs(right))
+    lists: dict[str, Any] = {kind: [ids.tolist() for ids in rows] for kind, rows in sets.items()}
+    expected = token_logprobs(logits.cpu(), token_ids.cpu(), top_k, **lists)
+    for field, found, right in zip(TokenLogprobs._fields, got, expected, strict=True):
+        found = found.cpu()
+        same = torch.isclose(found, right, rtol=2.0**-22, atol=3e-5) if right.is_floating_point() else found == right
+        for place in (~same).nonzero().tolist():
+            a, b = (values[tuple(place)].item() for values in (found, right))
+            raise NeperError(f"wrong result, nothing is timed: {what}: {field}{place} is {a!r}, and {b!r} is right")

@@ -1,17 +1,21 @@
-"""What a benchmark leaves behind: one JSON file with every sample, and Markdown tables for people."""
+"""The result of a benchmark: one structure, kept as JSON, and the one formatter that makes Markdown of it."""
 
 from __future__ import annotations
 
-import json
 import platform
+import re
 import statistics
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from neper import __version__, machine
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -33,8 +37,37 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """One figure that the benchmark exists for, with the bound it is held against."""
+class Column:
+    """One column of a table.
+
+    Attributes:
+        unit: of its numbers, where they have one.
+        shown: how str.format shows a cell; a list fills several places. None is shown as `missing`.
+    """
+
+    name: str
+    unit: str = ""
+    shown: str = "{}"
+    missing: str = "-"
+
+    def cell(self, value: Any) -> str:
+        if value is None:
+            return self.missing
+        return self.shown.format(*value) if isinstance(value, list) else self.shown.format(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured values, unrounded: text, numbers, lists of numbers, and None for what was not measured."""
+
+    title: str
+    columns: list[Column]
+    rows: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that the benchmark exists for, with the bound it is held against."""
 
     name: str
     value: float
@@ -42,86 +75,115 @@ class Ratio:
     met: bool
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of the Markdown; its cells are padded, so that it reads as well on a terminal."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    title: str = ""
-
-    def lines(self) -> list[str]:
-        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
-        body = [self.columns, ["-" * width for width in widths], *self.rows]
-        padded = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in body]
-        return [*([f"## {self.title}", ""] if self.title else []), *(f"| {row} |" for row in padded)]
-
-
 @dataclass
 class Report:
     """One run of one benchmark.
 
     Attributes:
-        setup: what was measured, and on what; `conditions()` joins it.
-        tables: what people read; empty = one table of all series.
+        environment: what was measured, and on what.
         notes: what was left out and why, in sentences.
+        series: every sample behind the tables.
     """
 
     title: str
-    setup: dict[str, Any]
+    environment: dict[str, Any]
+    tables: list[Table]
+    figures: list[Figure]
+    notes: list[str]
     series: list[Series]
-    ratios: list[Ratio]
-    tables: list[Table] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def markdown(self) -> str:
-        setup = [f"- {key}: {value}" for key, value in {**self.setup, **conditions()}.items()]
-        tables = self.tables or [_table_of_series(self.series)]
-        ratios = [[r.name, f"{r.value:.3f}", r.bound, "yes" if r.met else "no"] for r in self.ratios]
-        if ratios:
-            title = "Bounds" if self.tables else ""
-            tables = [*tables, Table(["figure", "measured", "bound", "met"], ratios, title)]
-        parts = [[f"# {self.title}"], setup, *(table.lines() for table in tables), [f"- {note}" for note in self.notes]]
-        return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
-
-    def to_json(self) -> str:
-        data = {
-            "title": self.title,
-            "setup": self.setup,
-            "machine": conditions(),
-            "series": [asdict(s) for s in self.series],
-            "ratios": [asdict(r) for r in self.ratios],
-            "notes": self.notes,
-        }
-        return json.dumps(data, indent=2, ensure_ascii=False)
 
     def save(self, directory: Path, stem: str) -> None:
         """Write `stem`.json and `stem`.md into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{stem}.md").write_text(self.markdown(), encoding="utf-8")
-        (directory / f"{stem}.json").write_text(self.to_json(), encoding="utf-8")
+        data = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        (directory / f"{stem}.json").write_bytes(data + b"\n")
+        (directory / f"{stem}.md").write_text(markdown(self), encoding="utf-8")
+
+
+def publish(report: Report, out: str | None, stem: str) -> None:
+    """Save the report in the directory `out`, if there is one, and print it."""
+    if out is not None:
+        report.save(Path(out), stem)
+    print(markdown(report), end="")
+
+
+def read(path: Path) -> Report:
+    """The report in a file that `Report.save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def markdown(report: Report) -> str:
+    """The report for people. Tables without rows are left out."""
+    environment = [f"- {key}: {value}" for key, value in report.environment.items()]
+    tables = [table for table in report.tables if table.rows]
+    parts = [[f"# {report.title}"], environment, *map(_lines, tables), [] if tables else ["nothing was measured"]]
+    if report.figures:
+        columns = [Column("figure"), Column("measured", shown="{:.3f}"), Column("bound"), Column("met")]
+        rows = [[figure.name, figure.value, figure.bound, "yes" if figure.met else "no"] for figure in report.figures]
+        parts.append(_lines(Table("Bounds" if any(table.title for table in tables) else "", columns, rows)))
+    parts.append([f"- {note}" for note in report.notes])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def _lines(table: Table) -> list[str]:
+    """The table, its cells padded, so that it reads as well on a terminal."""
+    header = [column.name for column in table.columns]
+    rows = [[column.cell(v) for column, v in zip(table.columns, row, strict=True)] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    body = [header, ["-" * width for width in widths], *rows]
+    padded = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in body]
+    return [*([f"## {table.title}", ""] if table.title else []), *(f"| {row} |" for row in padded)]
 
 
 def conditions() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The software and the processor that the figures were taken on."""
     return {
         "cpu": machine.cpu_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "neper": __version__,
     }
 
 
-def write(
-    directory: Path, stem: str, title: str, setup: dict[str, Any], series: list[Series], ratios: list[Ratio]
-) -> str:
-    """Write `stem`.json and `stem`.md into `directory`; returns the Markdown."""
-    report = Report(title, setup, series, ratios)
-    report.save(directory, stem)
-    return report.markdown()
+def turns(cases: Iterable[T], rounds: int, *, warm_up: int = 1) -> Iterator[tuple[T, bool, str]]:
+    """Every case once a round, so that a slow moment of the machine falls on all of them.
+
+    Yields the case, whether the round counts (the first ones warm up), and the round's name.
+    """
+    cases = list(cases)
+    for number in range(-warm_up, rounds):
+        name = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
+        for case in cases:
+            yield case, number >= 0, name
 
 
-def _table_of_series(series: list[Series]) -> Table:
-    rows = [[s.name, f"{s.median:.1f} {s.unit}", f"±{s.spread:.1%}", str(len(s.samples))] for s in series]
-    return Table(["case", "median", "spread", "samples"], rows)
+def pairs(a: list[float], b: list[float]) -> Series:
+    """a over b, sample by sample: neighbours in time, so that slow drift cancels."""
+    return Series("", "x", [x / y for x, y in zip(a, b, strict=True)])
+
+
+def between(first: list[float], last: list[float]) -> list[float]:
+    """The mean of what came first and last in each round: the time between, and even drift cancels."""
+    return [(a + b) / 2 for a, b in zip(first, last, strict=True)]
+
+
+def at_most(name: str, value: float, bound: float, *, spread: float = 0.0, more: str = "") -> Figure:
+    """A figure that must not exceed the bound, or what repetitions of the same case differ by."""
+    limit = max(bound, 1 + spread)
+    return Figure(name, value, f"<= {_limit(limit, bound)}{more}", value <= limit)
+
+
+def at_least(name: str, value: float, bound: float, *, spread: float = 0.0) -> Figure:
+    """A figure that must reach the bound, or what repetitions of the same case differ by."""
+    limit = min(bound, 1 - spread) if spread else bound
+    return Figure(name, value, f">= {_limit(limit, bound)}", value >= limit)
+
+
+def _limit(limit: float, bound: float) -> str:
+    return f"{bound}" if limit == bound else f"{limit:.4g} (A against A; else {bound})"
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name: NVIDIA H200 = nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,1 @@
+"""Measurements for who changes neper; what users repeat is `neper bench`."""
