@@ -159,6 +159,8 @@ class Quit(msgspec.Struct, frozen=True):
     """QUIT: free everything and exit."""
 
 
+_OF_ENGINE = (b"INFO", b"READY", b"SLOT", b"WAIT")
+
 AnswerLine = Info | ReadyLine | Token | Logprobs | Progress | Done | Failed | Notice
 RequestLine = Gen | Stop | Quit
 
@@ -169,15 +171,11 @@ def parse_answer(line: bytes, *, tagged: bool) -> AnswerLine:
     tag = None
     try:
         kind = words[0] if words else b""
-        of_engine = _OF_ENGINE.get(kind)
-        if of_engine is not None:
-            return of_engine(words)
+        if kind in _OF_ENGINE:
+            return _parse_of_engine(kind, words)
         if tagged:
             tag = pop_tag(words)
-        of_request = _OF_REQUEST.get(kind)
-        if of_request is None:
-            raise ValueError("not a line that engines send")
-        return of_request(words, tag)
+        return _parse_of_request(kind, words, tag)
     except ValueError as error:
         raise LineError(str(error), line, tag) from None
 
@@ -243,15 +241,11 @@ def format_request(line: RequestLine) -> bytes:
     return f"GEN{name} {line.max_new}{''.join(keys)} {comma_list(line.prompt_token_ids)}\n".encode()
 
 
-def _parse_info(words: list[bytes]) -> Info:
-    return Info(joined(words))
-
-
-def _parse_notice(words: list[bytes]) -> Notice:
-    return Notice("SLOT" if words[0] == b"SLOT" else "WAIT", joined(words))
-
-
-def _parse_ready(words: list[bytes]) -> ReadyLine:
+def _parse_of_engine(kind: bytes, words: list[bytes]) -> AnswerLine:
+    if kind == b"INFO":
+        return Info(joined(words))
+    if kind != b"READY":
+        return Notice("SLOT" if kind == b"SLOT" else "WAIT", joined(words))
     if len(words) < 2:
         raise ValueError("READY needs the context's length")
     slots = [word for word in words[2:] if word.startswith(b"slots=")]
@@ -264,16 +258,22 @@ def _parse_ready(words: list[bytes]) -> ReadyLine:
     )
 
 
-def _parse_token(words: list[bytes], tag: str | None) -> Token:
-    if len(words) != 2:
-        raise ValueError("T needs one id")
-    return Token(integer(words[1], "the id", high=LAST_ID), tag)
-
-
-def _parse_progress(words: list[bytes], tag: str | None) -> Progress:
-    if len(words) < 3:
-        raise ValueError("PP needs two counts")
-    return Progress(integer(words[1], "the first count"), integer(words[2], "the second count"), tag)
+def _parse_of_request(kind: bytes, words: list[bytes], tag: str | None) -> AnswerLine:
+    if kind == b"T":
+        if len(words) != 2:
+            raise ValueError("T needs one id")
+        return Token(integer(words[1], "the id", high=LAST_ID), tag)
+    if kind == b"LP":
+        return parse_logprobs(words, tag)
+    if kind == b"PP":
+        if len(words) < 3:
+            raise ValueError("PP needs two counts")
+        return Progress(integer(words[1], "the first count"), integer(words[2], "the second count"), tag)
+    if kind == b"DONE":
+        return _parse_done(words, tag)
+    if kind == b"ERR":
+        return Failed(joined(words), tag)
+    raise ValueError("not a line that engines send")
 
 
 def _parse_done(words: list[bytes], tag: str | None) -> Done:
@@ -282,24 +282,15 @@ def _parse_done(words: list[bytes], tag: str | None) -> Done:
     counts = [integer(count, "a count after the word") for count in words[6:11]]
     if len(counts) not in (0, 3, 5):
         raise ValueError("DONE ends in 0, 3 or 5 counts")
-    accepted, offered, reused, hits, lookups = counts + [0] * (5 - len(counts))
     return Done(
         integer(words[1], "the generated tokens"),
         integer(words[2], "the prompt's tokens"),
         real(words[3], "the prompt's time", low=0),
         real(words[4], "the decoding time", low=0),
         utf8(words[5], "the last word"),
-        accepted,
-        offered,
-        reused,
-        hits,
-        lookups,
-        tag,
+        *counts,
+        tag=tag,
     )
-
-
-def _parse_failed(words: list[bytes], tag: str | None) -> Failed:
-    return Failed(joined(words), tag)
 
 
 def _parse_gen(words: list[bytes], tag: str | None) -> Gen:
@@ -333,18 +324,4 @@ _KEYS: dict[str, Callable[[bytes, str], float | list[int]]] = {
     "penalty_last_n": partial(integer, low=-1, high=LAST_ID),
     "logprobs": partial(integer, high=LAST_ID),
     "allowed": id_list,
-}
-
-_OF_ENGINE: dict[bytes, Callable[[list[bytes]], AnswerLine]] = {
-    b"INFO": _parse_info,
-    b"READY": _parse_ready,
-    b"SLOT": _parse_notice,
-    b"WAIT": _parse_notice,
-}
-_OF_REQUEST: dict[bytes, Callable[[list[bytes], str | None], AnswerLine]] = {
-    b"T": _parse_token,
-    b"LP": parse_logprobs,
-    b"PP": _parse_progress,
-    b"DONE": _parse_done,
-    b"ERR": _parse_failed,
 }
