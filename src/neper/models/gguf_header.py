@@ -29,7 +29,7 @@ _MAX_ITEMS = 2**22
 _MAX_TEXT = 16 * 2**20
 _MAX_HEADER = 2**28
 _MAX_DIMENSIONS = 4
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _ALIGNMENT = 32
 
@@ -163,7 +163,7 @@ class _Reader:
             return self._array(self._number("I"), self._number("Q"), key)
         if kind not in _SCALARS:
             raise self._wrong(f"the value of {one_line(key)} is of the unknown type {kind}")
-        return bool(self._number("B")) if kind == _BOOL else self._number(_SCALARS[kind])
+        return self._number(_SCALARS[kind])
 
     def _array(self, kind: int, count: int, key: str) -> list[Any]:
         self._items += count
@@ -173,10 +173,9 @@ class _Reader:
             return self._texts(count)
         if kind not in _SCALARS:
             raise self._wrong(f"{one_line(key)} is an array of arrays or of an unknown type ({kind})")
-        dtype = np.dtype("u1" if kind == _BOOL else _SCALARS[kind]).newbyteorder("<")
-        values = np.frombuffer(self._bytes(count * dtype.itemsize), dtype=dtype)
-        listed: list[Any] = (values != 0).tolist() if kind == _BOOL else values.tolist()
-        return listed
+        dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
+        values: list[Any] = np.frombuffer(self._bytes(count * dtype.itemsize), dtype=dtype).tolist()
+        return values
 
     def _texts(self, count: int) -> list[str]:
         # A vocabulary: a million of these, so this loop has no calls of ours in it.
