@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -40,6 +41,7 @@ class GrammarVocabulary(msgspec.Struct, frozen=True):
         return LLTokenizer(TokenizerWrapper(_Wrapped(self, encode)), eos_token=self.ends)
 
 
+@functools.cache
 def bytes_tokenizer() -> LLTokenizer:
     """A vocabulary of single bytes."""
     tokens = [bytes([byte]) for byte in range(256)]

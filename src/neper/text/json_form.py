@@ -10,9 +10,9 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from neper.errors import EngineError
 from neper.text.grammar_vocabulary import bytes_tokenizer
@@ -60,13 +60,14 @@ class JsonForm:
         Raises:
             EngineError: there is none; the message says why the first one is not allowed.
         """
+        from jsonschema_specifications import REGISTRY
+
         limits = _Limits(MIN_CHECKS + CHECKS_A_CHARACTER * len(text))
-        validator = None
+        # Without a registry it would fetch what a reference names; this one has JSON Schema's own, as llguidance.
+        validator = _validator_class()(self._schema, registry=REGISTRY, format_checker=limits)
         problem: str | None = None
         try:
             for value, start, end in _values(text):
-                if validator is None:
-                    validator = _validator(self._schema, limits)
                 error = next(validator.iter_errors(value), None)
                 if error is None:
                     return start, end
@@ -103,7 +104,7 @@ class _Limits:
         if matcher is None:
             schema = {"type": "string", keyword: value}
             grammar = json.dumps({"grammars": [{"name": "json", "json_schema": schema}]})
-            matcher = self._matchers[keyword, value] = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+            matcher = self._matchers[keyword, value] = LLMatcher(bytes_tokenizer(), grammar, log_level=0, limits=LIMITS)
         matcher.reset()
         # As llguidance wants strings written: DEL is a control character to it. Half a surrogate has no bytes.
         data = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace")
@@ -113,15 +114,8 @@ class _Limits:
         return whole and matcher.is_accepting()
 
 
-@functools.cache
-def _bytes() -> LLTokenizer:
-    return bytes_tokenizer()
-
-
-class _Value(NamedTuple):
-    value: Any
-    start: int
-    end: int
+_Found = tuple[Any, int, int]
+"""A value, where it begins, and where it ends."""
 
 
 class _Decoder:
@@ -151,7 +145,7 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < 1000 else float(digits)  # Python refuses very long ones
 
 
-def _values(text: str) -> Iterator[_Value]:
+def _values(text: str) -> Iterator[_Found]:
     """The values that JsonForm.find looks at, in its order. Reads the text twice at most."""
     decoder = _Decoder()
     yield from _whole(decoder, text, 0)
@@ -170,10 +164,10 @@ def _values(text: str) -> Iterator[_Value]:
         except json.JSONDecodeError as error:
             at = max(error.pos, start + 1)
         else:
-            yield _Value(value, place + start, place + at)
+            yield value, place + start, place + at
 
 
-def _whole(decoder: _Decoder, text: str, place: int) -> Iterator[_Value]:
+def _whole(decoder: _Decoder, text: str, place: int) -> Iterator[_Found]:
     """The value that a text is, if it is one; the text stands at `place` of a larger one."""
     inner = text.strip(SPACES)
     try:
@@ -181,7 +175,7 @@ def _whole(decoder: _Decoder, text: str, place: int) -> Iterator[_Value]:
     except json.JSONDecodeError:
         return
     start = place + len(text) - len(text.lstrip(SPACES))
-    yield _Value(value, start, start + len(inner))
+    yield value, start, start + len(inner)
 
 
 def _why_not(text: str) -> str:
@@ -199,13 +193,6 @@ def _why_not(text: str) -> str:
 def _where(error: Any) -> str:
     path = ".".join(map(str, error.absolute_schema_path))
     return f"{error.json_path} ({path})" if path else str(error.json_path)
-
-
-def _validator(schema: JsonSchema, limits: _Limits) -> Any:
-    from jsonschema_specifications import REGISTRY
-
-    # Without a registry it would fetch what a reference names; this one has JSON Schema's own schemas, as llguidance.
-    return _validator_class()(schema, registry=REGISTRY, format_checker=limits)
 
 
 @functools.cache
