@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import json
 import logging
-import logging.config
 import math
 import os
 import shlex
@@ -136,19 +135,13 @@ def read_chat_template(file: str | None) -> str | None:
 
 def configure_logging(level: str) -> None:
     """Our log to stderr. uvicorn's own is heard from warnings on, and everything at debug."""
-    uvicorn_level = "DEBUG" if level == "debug" else "WARNING"
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {"line": {"format": LOG_FORMAT, "datefmt": LOG_TIME_FORMAT}},
-            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-            "loggers": {
-                "neper": {"level": level.upper(), "handlers": ["stderr"], "propagate": False},
-                "uvicorn": {"level": uvicorn_level, "handlers": ["stderr"], "propagate": False},
-            },
-        }
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_TIME_FORMAT))
+    for name, least in (("neper", level.upper()), ("uvicorn", "DEBUG" if level == "debug" else "WARNING")):
+        log = logging.getLogger(name)
+        log.setLevel(least)
+        log.handlers = [handler]
+        log.propagate = False
 
 
 def ready_message(url: str, model_name: str, *, needs_key: bool) -> str:

@@ -224,7 +224,7 @@ class LineEngine:
     def _lost(self) -> None:
         child = self._supervisor.connection
         if child is not None:
-            child.on_lines = _ignore  # what it still says is of requests that are no more
+            child.on_lines = lambda lines: None  # what it still says is of requests that are no more
         self._fail(self._running.values(), f"the engine {self._end}")
         self._running.clear()
 
@@ -387,10 +387,6 @@ def _number(fields: dict[str, str], name: str, default: int, *, least: int, most
     if value > most:
         raise StartupError(f"the engine said {name}={value}, which is more than {most}")
     return value
-
-
-def _ignore(lines: list[bytes]) -> None:
-    pass
 
 
 def _log_file(path: str | None) -> Path:

@@ -217,11 +217,8 @@ def format_answer(line: AnswerLine) -> bytes:
         case Failed():
             return spaced("ERR " + line.message) + ending(line.tag)
         case ReadyLine():
-            return b"READY %d%b%b\n" % (
-                line.context,
-                b" stop" if line.stop else b"",
-                b" slots=%d" % line.slots if line.slots else b"",
-            )
+            stop, slots = " stop" if line.stop else "", f" slots={line.slots}" if line.slots else ""
+            return f"READY {line.context}{stop}{slots}\n".encode()
         case Info():
             return spaced("INFO " + line.text) + b"\n"
         case Notice():
@@ -282,14 +279,19 @@ def _parse_done(words: list[bytes], tag: str | None) -> Done:
     counts = [integer(count, "a count after the word") for count in words[6:11]]
     if len(counts) not in (0, 3, 5):
         raise ValueError("DONE ends in 0, 3 or 5 counts")
+    accepted, offered, reused, hits, lookups = counts + [0] * (5 - len(counts))
     return Done(
         integer(words[1], "the generated tokens"),
         integer(words[2], "the prompt's tokens"),
         real(words[3], "the prompt's time", low=0),
         real(words[4], "the decoding time", low=0),
         utf8(words[5], "the last word"),
-        *counts,
-        tag=tag,
+        accepted,
+        offered,
+        reused,
+        hits,
+        lookups,
+        tag,
     )
 
 

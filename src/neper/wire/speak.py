@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -95,10 +96,11 @@ class Speaker:
         self._core = core
         self._asked = asked
         self._write = write
-        self._eos_token_ids = eos_token_ids
-        self._max_logprobs = max_logprobs
-        slots = core.capabilities.max_num_seqs
-        self.ready = ReadyLine(core.capabilities.max_model_len, stop=True, slots=slots if slots > 1 else 0)
+        context, slots = core.capabilities.max_model_len, core.capabilities.max_num_seqs
+        self.ready = ReadyLine(context, stop=True, slots=slots if slots > 1 else 0)
+        self._request_of = partial(
+            request_of, eos_token_ids=eos_token_ids, max_model_len=context, max_logprobs=max_logprobs
+        )
         self._waiting: deque[Gen | Failed] = deque()
         self._replies: dict[str, _Reply] = {}
         self._answers: list[bytes] = []
@@ -163,13 +165,7 @@ class Speaker:
             self._say(Failed(f"a request of the name {gen.tag} is running", "?"))
             return
         try:
-            request = request_of(
-                gen,
-                request_id,
-                eos_token_ids=self._eos_token_ids,
-                max_model_len=self.ready.context,
-                max_logprobs=self._max_logprobs,
-            )
+            request = self._request_of(gen, request_id)
         except ValueError as error:
             self._say(Failed(str(error), gen.tag))
             return
