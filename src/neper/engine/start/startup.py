@@ -14,6 +14,7 @@ from neper.engine.settings import EngineSettings
 from neper.engine.start import cache_size
 from neper.engine.start.allocator import keep_freed_memory
 from neper.engine.step.batch import BatchBuilder, row_buckets
+from neper.engine.step.host_scoring import HostScoring
 from neper.engine.step.inputs import InputBuffers, Layout
 from neper.engine.step.kernel_sampler import KernelSampler, SamplerBuffers
 from neper.engine.step.penalties import PenaltyTables
@@ -121,20 +122,22 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
         scratch=attention.allocate_scratch(max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device),
     )
     max_words = chosen.max_packed_words(model.vocab_size)
-    readback = Readback(
-        device,
-        max_words=max_words,
-        host_rows=(max_rows, model.vocab_size) if on_host else (0, 0),
-        dtype=chosen.dtype,
-    )
+    readback = Readback(device, max_words=max_words)
     penalties = PenaltyTables(chosen.max_num_seqs, model.vocab_size, device)
     last_tokens = memory.allocate("tokens", "max_num_seqs", chosen.max_num_seqs, dtype=torch.int32, device=device)
-    if kernels is None:
-        sampler = ReferenceSampler(decoder, penalties, last_tokens, readback, on_host=on_host)
-        return ModelRunner(decoder, builder, sampler, readback, last_tokens=last_tokens)
-    buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words, kernels)
-    on_buffers = KernelSampler(decoder, penalties, buffers, readback, kernels, longest_list=chosen.longest_list)
-    return ModelRunner(decoder, builder, on_buffers, readback, last_tokens=last_tokens, kernels=on_buffers)
+    on_buffers: KernelSampler | None = None
+    if kernels is not None:
+        buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words, kernels)
+        on_buffers = KernelSampler(decoder, penalties, buffers, readback, kernels, longest_list=chosen.longest_list)
+    sampler = on_buffers or ReferenceSampler(decoder, penalties, last_tokens, keep_logits=on_host)
+    return ModelRunner(
+        decoder,
+        builder,
+        HostScoring(sampler, decoder, readback, max_rows=max_rows) if on_host else sampler,
+        readback,
+        last_tokens=last_tokens,
+        kernels=on_buffers,
+    )
 
 
 def _with_cache(

@@ -23,7 +23,6 @@ from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs,
 from neper.types import packed_width
 
 _UNSCORED = RowKind(Scoring.UNSCORED, False, 0)
-_VIEWS = (Scoring.VIEW, Scoring.PROCESSED_VIEW)
 _PARAMETERS = ROW_PARAMETERS.columns()
 
 
@@ -71,7 +70,7 @@ class BatchBuilder:
     """Lays out steps in the input buffers.
 
     Args:
-        scores_on_device: rows that want scores are packed with them.
+        scores_on_device: rows that want scores are packed with them; else only those of their own kind are.
         longest_list: longest list of the rows that are scored together.
         buckets: row counts that are padded to, ascending; empty = nothing is padded.
         scratch: of the attention kernels.
@@ -216,6 +215,8 @@ class BatchBuilder:
         if is_view(chunk, self._vocab_size, self._longest_list):
             kind = Scoring.PROCESSED_VIEW if is_processed(chunk, self._vocab_size) else Scoring.VIEW
             return RowKind(kind, False, listed)
+        if not self._scores_on_device:
+            return _UNSCORED
         return RowKind(Scoring.PLAIN, chunk.seq.request.sampling.greedy and not chunk.edited, listed)
 
     def _fill_rows(self, arrays: StepFields[Array], sampled: list[tuple[ScheduledChunk, int, RowKind]]) -> None:
@@ -223,16 +224,12 @@ class BatchBuilder:
         count = len(sampled)
         arrays.hidden_rows[count:] = arrays.slots[count:] = 0
         arrays.offsets[count:] = arrays.listed[count:] = -1
-        plain = Scoring.PLAIN if self._scores_on_device else None
-        widths = [
-            packed_width(kind.listed if kind.scoring == plain or kind.scoring in _VIEWS else None)
-            for _, _, kind in sampled
-        ]
+        widths = [packed_width(None if kind.scoring is Scoring.UNSCORED else kind.listed) for _, _, kind in sampled]
         arrays.hidden_rows[:count] = [row for _, row, _ in sampled]
         arrays.slots[:count] = [chunk.slot for chunk, _, _ in sampled]
         arrays.offsets[:count] = np.cumsum([0, *widths])[:count]
         # Rows with a way of their own are packed anew when they are scored.
-        arrays.listed[:count] = [kind.listed if kind.scoring == plain else -1 for _, _, kind in sampled]
+        arrays.listed[:count] = [kind.listed if kind.scoring is Scoring.PLAIN else -1 for _, _, kind in sampled]
         drawn = {
             row: (chunk, sampling)
             for row, (chunk, _, _) in enumerate(sampled)

@@ -6,46 +6,112 @@ For what the device's reduction cannot do (`scoring: host`), and as the measure 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from neper.engine import memory
 from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.step.batch import BatchInputs, PromptScoreInputs
+from neper.engine.step.inputs import to_device
+from neper.engine.step.kernel_sampler import KernelSampler
+from neper.engine.step.packed import Packed, Rows
+from neper.engine.step.readback import Readback
+from neper.engine.step.reference_sampler import ReferenceSampler
+from neper.engine.step.sampling_metadata import SamplingMetadata
+from neper.models.decoder import Decoder
 from neper.ops import token_logprobs
 from neper.ops.packing.reference import pack_scores
 from neper.types import PackedRows
 
 
-@dataclass(frozen=True)
-class HostRows:
-    """Rows of sampled tokens that are scored on the host.
+class HostScoring:
+    """Has another sampler choose the tokens, and scores their rows and those of prompts on the host.
 
-    Attributes:
-        logits: [n, V] on the host (on their way there until the step's copies have arrived).
-        chunks: [n], the chunk of each row.
-        top_k: [n], alternatives to list.
+    Rows of their own kind are the other sampler's to score.
+
+    Args:
+        sampler: gets steps in which no other row wants scores.
+        max_rows: most rows of a step.
     """
 
-    logits: Tensor
-    chunks: tuple[ScheduledChunk, ...]
-    top_k: tuple[int, ...]
+    def __init__(
+        self, sampler: KernelSampler | ReferenceSampler, decoder: Decoder, readback: Readback, *, max_rows: int
+    ) -> None:
+        self._sampler = sampler
+        self._decoder = decoder
+        self._readback = readback
+        self._turn = 0
+        # Two: a step's rows are still being read when the next one's are on their way. The third is the prompts'.
+        self._pinned: list[Tensor] = []
+        if decoder.device.type == "cuda":
+            shape = max_rows, decoder.config.vocab_size
+            for _ in range(3):
+                self._pinned.append(
+                    memory.allocate("logits on the host", "max_num_seqs", *shape, dtype=decoder.dtype, pinned=True)
+                )
 
-    def copied(self) -> HostRows:
-        """The same rows in memory of their own."""
-        return replace(self, logits=self.logits.clone())
+    def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
+        """Next tokens of a step whose hidden states are [T, D], and scores once the copies have arrived."""
+        prompts = {prompt.chunk: self._score_prompt(hidden, prompt) for prompt in inputs.prompt_scores}
+        packed = self._sampler.run(hidden, replace(inputs, prompt_scores=()))
+        scored = [] if inputs.sample is None else self._scored(inputs.sample)
+        self._readback.counters.scored_rows += len(scored) + sum(map(len, prompts.values()))
+        if not scored and not prompts:
+            return packed
+        logits = self._copy([row for row, _, _ in scored]) if scored else None
+
+        def complete(tokens: Rows, scores: Rows) -> None:
+            scores.update(prompts)
+            if logits is not None:
+                _score_rows(logits, [chunk for _, chunk, _ in scored], [top_k for _, _, top_k in scored], tokens)
+
+        packed.complete = complete
+        return packed
+
+    def _scored(self, sample: SamplingMetadata) -> list[tuple[int, ScheduledChunk, int]]:
+        """The rows that are scored here: their places, chunks and numbers of alternatives."""
+        vocab_size = self._decoder.config.vocab_size
+        rows = ((row, chunk, chunk.seq.request.num_listed(vocab_size)) for row, chunk in enumerate(sample.chunks))
+        return [(row, chunk, top_k) for row, chunk, top_k in rows if row < sample.num_unscored and top_k is not None]
+
+    def _copy(self, rows: list[int]) -> Tensor:
+        """Start to copy these rows of the step's logits to the host; they are there when the step's results are."""
+        logits = self._sampler.logits
+        assert logits is not None
+        index = to_device(np.array(rows), logits.device)
+        if not self._pinned:
+            return logits.index_select(0, index)
+        self._turn = 1 - self._turn
+        with self._readback.beside():
+            return self._readback.copy(logits.index_select(0, index), self._pinned[self._turn])
+
+    def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs) -> PackedRows:
+        """Scores of prompt positions; waits for the logits, a piece at a time."""
+        rows, chunk = hidden[inputs.hidden_rows], inputs.chunk
+        token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
+        packed: list[bytes] = []
+        each = len(self._pinned[2]) if self._pinned else len(rows)
+        for begin in range(0, len(rows), each):
+            logits = self._decoder.logits(rows[begin : begin + each])
+            if self._pinned:
+                logits = self._readback.fetch(logits, self._pinned[2])
+            ids = torch.tensor(token_ids[begin : begin + len(logits)])
+            packed += [row.data for row in _score(logits, ids, [inputs.top_k] * len(ids))]
+        return PackedRows(inputs.top_k, b"".join(packed))
 
 
-def score_rows(rows: HostRows, tokens: dict[ScheduledChunk, PackedRows]) -> None:
+def _score_rows(logits: Tensor, chunks: Items[ScheduledChunk], top_k: Items[int], tokens: Rows) -> None:
     """Put scores beside the sampled tokens of these rows, which are in `tokens` without them."""
-    words = [tokens[chunk].words[0] for chunk in rows.chunks]
+    words = [tokens[chunk].words[0] for chunk in chunks]
     token_ids = torch.tensor([int(word[0]) for word in words])
     valid = torch.tensor([bool(word[1]) for word in words])
-    packed = score_logits(rows.logits, token_ids, rows.top_k, valid)
-    tokens.update(zip(rows.chunks, packed, strict=True))
+    tokens.update(zip(chunks, _score(logits, token_ids, top_k, valid), strict=True))
 
 
-def score_logits(logits: Tensor, token_ids: Tensor, top_k: Items[int], valid: Tensor | None = None) -> list[PackedRows]:
+def _score(logits: Tensor, token_ids: Tensor, top_k: Items[int], valid: Tensor | None = None) -> list[PackedRows]:
     """Scores of rows of logits [n, V] on the host, of the tokens [n], each with its own number of alternatives.
 
     A row that `valid` [n] bool rules out is marked as invalid whatever its logits.

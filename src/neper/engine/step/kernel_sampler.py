@@ -13,7 +13,7 @@ from neper.engine import memory
 from neper.engine.settings import MAX_LISTED, EngineSettings
 from neper.engine.step.batch import BatchInputs, PromptScoreInputs
 from neper.engine.step.inputs import RowFields
-from neper.engine.step.packed import Packed, Segment, host_rows, token_segments
+from neper.engine.step.packed import Packed, Segment, token_segments
 from neper.engine.step.penalties import PenaltyTables
 from neper.engine.step.readback import Readback
 from neper.engine.step.sampling_metadata import SamplingMetadata
@@ -25,7 +25,7 @@ from neper.ops.logprobs.api import LIST_SIZES, list_sizes
 from neper.ops.packing.api import PackRows
 from neper.ops.packing.reference import pack_scores
 from neper.ops.sampling.reference import edit_logits
-from neper.types import LISTED_WHOLE, PackedRows, packed_width
+from neper.types import LISTED_WHOLE, packed_width
 
 _PROMPT_LOGITS_BYTES = 256 * 2**20
 
@@ -169,6 +169,7 @@ class KernelSampler:
         longest_list: int,
     ) -> None:
         self.buffers = buffers
+        self.logits = buffers.logits
         self.choices: dict[Choice, torch.cuda.CUDAGraph] = {}
         self.scores: dict[Score, torch.cuda.CUDAGraph] = {}
         self._decoder = decoder
@@ -196,26 +197,17 @@ class KernelSampler:
         return packed
 
     def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SamplingMetadata, packed: Packed) -> None:
-        on_host = self.buffers.scores is None
-        scored = bool(sample.scored) and not on_host
-        choice = Choice(sample.num_padded, bool(sample.drawn), scored or bool(sample.views))
+        choice = Choice(sample.num_padded, bool(sample.drawn), bool(sample.scored or sample.views))
         edited = None
-        packed.segments += token_segments(sample, scored=not on_host)
+        packed.segments += token_segments(sample)
         if inputs.is_decode and not sample.edited and choice in self.choices:
             self.choices[choice].replay()
         else:
             if not inputs.is_decode:
                 hidden = hidden.index_select(0, sample.fields.hidden_rows)
             edited = self._choose(hidden, choice, sample)
-        if on_host:
-            packed.host_rows = host_rows(sample, self.buffers.logits)
-            if packed.host_rows is not None and inputs.prompt_scores:
-                packed.host_rows = packed.host_rows.copied()  # the prompt's logits take their place in the buffer
-            if choice.scored:
-                rows, token_ids, valid = self._kept(choice.rows)
-                self._packing.pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
-        elif choice.scored:
-            largest = max([1, *(top_k for top_k, _ in sample.scored)])
+        if sample.scored:
+            largest = max(1, *(top_k for top_k, _ in sample.scored))
             score = Score(choice.rows, next(size for size in self._buckets if size >= largest))
             # The logits of a prompt that is scored take these logits' place, so they must wait.
             inline = bool(inputs.prompt_scores or sample.views)
@@ -224,6 +216,9 @@ class KernelSampler:
                     self.scores[score].replay()
                 else:
                     self.score(score)
+        elif sample.views:
+            rows, token_ids, valid = self._kept(choice.rows)
+            self._packing.pack_chosen(rows, self.buffers.words, self.buffers.last_tokens, token_ids, valid, None)
         begin = 2 * sample.num_unscored
         for view in sample.views:
             begin = self._score_view(view, sample, edited, begin)
@@ -316,26 +311,17 @@ class KernelSampler:
         return self._decoder.logits(hidden, out=self.buffers.logits[: len(hidden)])
 
     def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, packed: Packed) -> None:
-        rows, chunk, tile = hidden[inputs.hidden_rows], inputs.chunk, self.buffers.logits
-        if self.buffers.scores is None:
-            token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
-            data = []
-            for begin in range(0, len(rows), len(tile)):
-                logits = self._logits(rows[begin : begin + len(tile)])
-                data.append(self._readback.score_on_host(logits, token_ids[begin:], inputs.top_k))
-            packed.prompt[chunk] = PackedRows(inputs.top_k, b"".join(data))
-            return
         scores = linear_logprobs(
-            rows,
+            hidden[inputs.hidden_rows],
             self._logits,
             inputs.token_ids,
             inputs.top_k,
             vocab_size=self._decoder.config.vocab_size,
-            max_logits_bytes=tile.nbytes,
+            max_logits_bytes=self.buffers.logits.nbytes,
             out=self.buffers.scores if inputs.top_k <= self._buckets[-1] else self.buffers.full_scores,
         )
         begin = packed.num_words
-        packed.segments.append(Segment((chunk,), len(inputs.token_ids), inputs.top_k, True))
+        packed.segments.append(Segment((inputs.chunk,), len(inputs.token_ids), inputs.top_k, True))
         pack_scores(inputs.token_ids, scores, inputs.top_k, self.buffers.words[begin : packed.num_words])
 
 

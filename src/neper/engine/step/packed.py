@@ -1,16 +1,17 @@
-"""What a step leaves for the host: packed words, their layout, and rows that are scored there."""
+"""What a step leaves for the host: packed words and their layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from neper.engine.plan.scheduler import ScheduledChunk
-from neper.engine.step.host_scoring import HostRows
 from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.types import PackedRows, packed_width
+
+Rows = dict[ScheduledChunk, PackedRows]
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,16 @@ class Segment:
 
 @dataclass
 class Packed:
-    """What a step leaves: packed words on the device and their layout, and what is scored on the host.
+    """What a step leaves: packed words on the device and their layout.
 
     Attributes:
         words: flat int32, at least as long as the segments say; None when there are none.
-        host_rows: logits of sampled tokens that the host scores.
-        prompt: prompt scores that the host has made already.
+        complete: what the host adds to the rows of tokens and of prompts, once all copies have arrived; None = nothing.
     """
 
     words: Tensor | None = None
     segments: list[Segment] = field(default_factory=list)
-    host_rows: HostRows | None = None
-    prompt: dict[ScheduledChunk, PackedRows] = field(default_factory=dict)
+    complete: Callable[[Rows, Rows], None] | None = None
 
     @property
     def num_words(self) -> int:
@@ -55,28 +54,17 @@ class Packed:
 
     @property
     def num_scored(self) -> int:
-        """Rows that have scores, wherever those are made."""
-        rows = sum(segment.num_rows for segment in self.segments if segment.top_k is not None)
-        rows += sum(len(prompt) for prompt in self.prompt.values())
-        return rows + (len(self.host_rows.chunks) if self.host_rows is not None else 0)
+        """Rows that have scores."""
+        return sum(segment.num_rows for segment in self.segments if segment.top_k is not None)
 
 
-def token_segments(inputs: SamplingMetadata, *, scored: bool) -> Iterator[Segment]:
-    """The layout of a step's next tokens; where `scored` is False only rows with a way of their own have scores."""
+def token_segments(inputs: SamplingMetadata) -> Iterator[Segment]:
+    """The layout of a step's next tokens."""
     runs: list[tuple[int | None, int]] = [(None, inputs.num_unscored)]
     runs += [run for view in inputs.views for run in view.listed]
-    runs += inputs.scored if scored else [(None, inputs.num_scored)]
+    runs += inputs.scored
     start = 0
     for top_k, count in runs:
         if count:
             yield Segment(inputs.chunks[start : start + count], count, top_k, False)
             start += count
-
-
-def host_rows(inputs: SamplingMetadata, logits: Tensor) -> HostRows | None:
-    """The rows of `logits`, one a row of `inputs`, that are to be scored; None when nobody asked."""
-    if not inputs.scored:
-        return None
-    top_k = tuple(top_k for top_k, count in inputs.scored for _ in range(count))
-    begin, end = inputs.num_plain, len(inputs.chunks)
-    return HostRows(logits[begin:end], inputs.chunks[begin:end], top_k)

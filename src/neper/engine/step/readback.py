@@ -6,18 +6,16 @@ started on a stream of its own when the step is launched, and waited for when it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from neper.engine import memory
-from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
-from neper.engine.step.host_scoring import HostRows, score_logits, score_rows
-from neper.engine.step.packed import Packed, Segment
+from neper.engine.plan.scheduler import StepPlan
+from neper.engine.step.packed import Packed, Rows, Segment
 from neper.types import PackedRows, packed_width
 
 
@@ -26,16 +24,14 @@ class StepOutput:
     """A launched step: flat int32 words [n] on their way to the host, and their layout, known there already.
 
     Attributes:
-        host_rows: logits that are to be scored on the host.
-        prompt: prompt scores that the host has made already.
+        complete: see `Packed`.
         arrived: set when the copies are done; None where there is nothing to wait for.
     """
 
     plan: StepPlan
     segments: tuple[Segment, ...]
     words: Tensor | None
-    host_rows: HostRows | None
-    prompt: dict[ScheduledChunk, PackedRows]
+    complete: Callable[[Rows, Rows], None] | None
     arrived: torch.cuda.Event | None
 
 
@@ -44,8 +40,8 @@ class StepResult:
     """A step's results on the host, by chunk. Chunks that yielded nothing are absent."""
 
     plan: StepPlan
-    tokens: dict[ScheduledChunk, PackedRows]
-    prompt: dict[ScheduledChunk, PackedRows]
+    tokens: Rows
+    prompt: Rows
 
 
 @dataclass
@@ -63,18 +59,14 @@ class Readback:
 
     Args:
         max_words: most packed words of a step.
-        host_rows: shape of the most logits that are scored on the host in a step; (0, 0) = none.
-        dtype: of the logits.
     """
 
-    def __init__(self, device: torch.device, *, max_words: int, host_rows: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, *, max_words: int) -> None:
         self.counters = Counters()
         self._device = device
         self._turn = 0
         # Two of each: a step's results are still being read when the next one's are on their way.
         self._words: list[Tensor] = []
-        self._rows: list[Tensor] = []
-        self._prompt_rows: Tensor | None = None  # waited for when they are launched, so it is one
         self._started: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -86,33 +78,25 @@ class Readback:
                         pinned=True,
                     )
                 )  # fmt: skip
-                if host_rows[0]:
-                    self._rows.append(_pinned_rows(host_rows, dtype))
-            if host_rows[0]:
-                self._prompt_rows = _pinned_rows(host_rows, dtype)
 
     def start(self, plan: StepPlan, packed: Packed) -> StepOutput:
         """Start the copies of what a step has packed: see `hold`."""
-        segments, words, host_rows = tuple(packed.segments), packed.words, packed.host_rows
+        segments, words = tuple(packed.segments), packed.words
         self.counters.scored_rows += packed.num_scored
         if words is None or not segments:
-            return StepOutput(plan, segments, None, None, packed.prompt, None)
+            return StepOutput(plan, segments, None, packed.complete, None)
         words = words[: packed.num_words]
         if self._stream is None:
-            if host_rows is not None:
-                host_rows = host_rows.copied()
-            return StepOutput(plan, segments, words.clone(), host_rows, packed.prompt, None)
+            return StepOutput(plan, segments, words.clone(), packed.complete, None)
         self._turn = 1 - self._turn
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            words = self._copy(words, self._words[self._turn])
-            if host_rows is not None:
-                host_rows = replace(host_rows, logits=self._copy(host_rows.logits, self._rows[self._turn]))
+            words = self.copy(words, self._words[self._turn])
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
         self._started = arrived
-        return StepOutput(plan, segments, words, host_rows, packed.prompt, arrived)
+        return StepOutput(plan, segments, words, packed.complete, arrived)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -138,8 +122,8 @@ class Readback:
         if output.arrived is not None:
             output.arrived.synchronize()
             self.counters.d2h_waits += 1
-        tokens: dict[ScheduledChunk, PackedRows] = {}
-        prompt = dict(output.prompt)
+        tokens: Rows = {}
+        prompt: Rows = {}
         if output.words is not None:
             data = output.words.numpy().tobytes()
             begin = 0
@@ -153,32 +137,21 @@ class Readback:
                         first = begin + i * row_bytes
                         tokens[chunk] = PackedRows(segment.top_k, data[first : first + row_bytes])
                 begin = end
-            if output.host_rows is not None:
-                score_rows(output.host_rows, tokens)
+        if output.complete is not None:
+            output.complete(tokens, prompt)
         return StepResult(output.plan, tokens, prompt)
 
-    def score_on_host(self, logits: Tensor, token_ids: Items[int], top_k: int) -> bytes:
-        """Packed scores of prompt positions, from whole rows of logits [n, V]; waits for every piece of them."""
-        packed: list[bytes] = []
-        each = len(logits) if self._prompt_rows is None else len(self._prompt_rows)
-        for begin in range(0, len(logits), each):
-            rows = logits[begin : begin + each]
-            if self._prompt_rows is not None:
-                rows = self._copy(rows, self._prompt_rows)
-                torch.cuda.current_stream(self._device).synchronize()
-                self.counters.d2h_waits += 1
-            ids = torch.tensor(token_ids[begin : begin + len(rows)])
-            packed += [row.data for row in score_logits(rows, ids, [top_k] * len(rows))]
-        return b"".join(packed)
+    def fetch(self, source: Tensor, target: Tensor) -> Tensor:
+        """Copy to the first rows of a host buffer, and wait for it; returns them."""
+        copied = self.copy(source, target)
+        torch.cuda.current_stream(self._device).synchronize()
+        self.counters.d2h_waits += 1
+        return copied
 
-    def _copy(self, source: Tensor, target: Tensor) -> Tensor:
+    def copy(self, source: Tensor, target: Tensor) -> Tensor:
         """Start a copy to the first rows of a host buffer, on the current stream; returns them."""
         target = target[: len(source)]
         target.copy_(source, non_blocking=True)
         self.counters.d2h_copies += 1
         self.counters.d2h_bytes += source.nbytes
         return target
-
-
-def _pinned_rows(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    return memory.allocate("logits on the host", "max_num_seqs", *shape, dtype=dtype, pinned=True)

@@ -6,16 +6,14 @@ import torch
 from torch import Tensor
 
 from neper.engine.step.batch import BatchInputs, PromptScoreInputs
-from neper.engine.step.packed import Packed, Segment, host_rows, token_segments
+from neper.engine.step.packed import Packed, Segment, token_segments
 from neper.engine.step.penalties import PenaltyTables
-from neper.engine.step.readback import Readback
 from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.engine.step.view_rows import parts
 from neper.models.decoder import Decoder
 from neper.ops import TokenLogprobs, linear_logprobs, sample, token_logprobs
 from neper.ops.packing.reference import pack_scores, pack_tokens
 from neper.ops.sampling.reference import edit_logits
-from neper.types import PackedRows
 
 
 class ReferenceSampler:
@@ -23,17 +21,17 @@ class ReferenceSampler:
 
     Args:
         last_tokens: [slots] int32, where sampled tokens are kept for the next step.
-        on_host: scores are computed on the host.
+        keep_logits: leave the logits of a step's rows in `logits`.
     """
 
     def __init__(
-        self, decoder: Decoder, penalties: PenaltyTables, last_tokens: Tensor, readback: Readback, *, on_host: bool
+        self, decoder: Decoder, penalties: PenaltyTables, last_tokens: Tensor, *, keep_logits: bool = False
     ) -> None:
+        self.logits: Tensor | None = None
         self._decoder = decoder
         self._penalties = penalties
         self._last_tokens = last_tokens
-        self._readback = readback
-        self._on_host = on_host
+        self._keep_logits = keep_logits
 
     def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
         """Next tokens and scores of a step whose hidden states are [T, D]."""
@@ -50,14 +48,12 @@ class ReferenceSampler:
         # A row that has no next token (one token of a longer prompt) stands behind these.
         count = len(inputs.chunks)
         logits = self._decoder.logits(hidden.index_select(0, inputs.fields.hidden_rows[:count]))
-        packed.segments += token_segments(inputs, scored=not self._on_host)
-        if self._on_host:
-            packed.host_rows = host_rows(inputs, logits)
+        packed.segments += token_segments(inputs)
+        self.logits = logits if self._keep_logits else None
         if logits.device.type == "cpu":
             # Once for sampling and scores: both read float32, and the CPU reduces bfloat16 at a fifth of the speed.
             logits = logits.float()
-        chosen = count if self._on_host else inputs.num_chosen
-        plain = count if self._on_host else inputs.num_plain
+        chosen, plain = inputs.num_chosen, inputs.num_plain
         token_ids = torch.full((count,), -1, device=logits.device)
         valid = torch.ones(count, dtype=torch.bool, device=logits.device)
         edited = self._choose(logits[:chosen], inputs, token_ids, valid) if chosen else None
@@ -75,8 +71,6 @@ class ReferenceSampler:
             # A row can be finite and yet have nothing left to draw (bans): rank 0 marks it too.
             scores = scores._replace(rank=scores.rank.masked_fill(~valid[plain:], 0))
             words += [pack_scores(token_ids[plain:][part], scores.take(part), k) for part, k in parts(inputs.scored)]
-        elif inputs.num_scored:
-            words.append(pack_tokens(token_ids[inputs.num_plain :], valid[inputs.num_plain :]))
         self._last_tokens[inputs.fields.slots[:count].long()] = token_ids.int()
 
     def _choose(self, logits: Tensor, inputs: SamplingMetadata, token_ids: Tensor, valid: Tensor) -> Tensor | None:
@@ -108,18 +102,12 @@ class ReferenceSampler:
         return token_logprobs(logits, token_ids, max(1, largest_k) if listed else largest_k)
 
     def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, words: list[Tensor], packed: Packed) -> None:
-        rows, chunk = hidden[inputs.hidden_rows], inputs.chunk
-        if self._on_host:
-            token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
-            data = self._readback.score_on_host(self._decoder.logits(rows), token_ids, inputs.top_k)
-            packed.prompt[chunk] = PackedRows(inputs.top_k, data)
-            return
         scores = linear_logprobs(
-            rows,
+            hidden[inputs.hidden_rows],
             self._decoder.logits,
             inputs.token_ids,
             inputs.top_k,
             vocab_size=self._decoder.config.vocab_size,
         )
         words.append(pack_scores(inputs.token_ids, scores, inputs.top_k))
-        packed.segments.append(Segment((chunk,), len(inputs.token_ids), inputs.top_k, True))
+        packed.segments.append(Segment((inputs.chunk,), len(inputs.token_ids), inputs.top_k, True))

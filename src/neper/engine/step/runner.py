@@ -12,6 +12,7 @@ from torch import Tensor
 from neper.engine.plan.scheduler import StepPlan
 from neper.engine.step.batch import BatchBuilder, BatchInputs
 from neper.engine.step.graphs import DecodeGraphs
+from neper.engine.step.host_scoring import HostScoring
 from neper.engine.step.kernel_sampler import KernelSampler
 from neper.engine.step.readback import Readback, StepOutput
 from neper.engine.step.reference_sampler import ReferenceSampler
@@ -44,7 +45,7 @@ class ModelRunner:
         self,
         decoder: Decoder,
         builder: BatchBuilder,
-        sampler: KernelSampler | ReferenceSampler,
+        sampler: KernelSampler | ReferenceSampler | HostScoring,
         readback: Readback,
         *,
         last_tokens: Tensor,
