@@ -74,7 +74,7 @@ class _Reply:
 
 
 class Speaker:
-    """An engine that takes and writes lines (see `engine.remote.loop.Mouth`).
+    """An engine that takes and writes lines: `take` and `tell` are for `engine.remote.loop`.
 
     Args:
         core: it must list any number of alternatives.
@@ -258,7 +258,7 @@ def run(config: EngineConfig) -> int:
     say(f"device={can.device} dtype={can.dtype}", f"vocab_size={can.vocab_size} max_logprobs={config.max_logprobs}")
     speaker = Speaker(core, asked, write, eos_token_ids=ends, max_logprobs=config.max_logprobs)
     speaker.say_ready()
-    return loop.serve(core, speaker)
+    return loop.serve(core, speaker.take, speaker.tell)
 
 
 def _take_stdout() -> Callable[[bytes], None]:

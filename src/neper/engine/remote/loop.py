@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from neper.engine import memory
 from neper.engine.core import EngineCore
@@ -14,18 +13,6 @@ from neper.files import one_line
 from neper.types import TokenChunk
 
 logger = logging.getLogger("neper.engine")
-
-
-class Mouth(Protocol):
-    """The way to whoever asks."""
-
-    def take(self) -> bool:
-        """Act on all that was asked, waiting for something where there is nothing to compute. False = stop."""
-        ...
-
-    def tell(self, chunks: list[TokenChunk]) -> None:
-        """Say what a turn of the loop brought, which may be nothing."""
-        ...
 
 
 @contextmanager
@@ -38,10 +25,15 @@ def starting() -> Iterator[None]:
         raise StartupError(f"the engine could not start: {one_line(error)}") from error
 
 
-def serve(core: EngineCore, mouth: Mouth) -> int:
-    """Compute until told to stop; returns the exit status. 1 = the device is lost: only a new process can go on."""
+def serve(core: EngineCore, take: Callable[[], bool], tell: Callable[[list[TokenChunk]], None]) -> int:
+    """Compute until told to stop; returns the exit status. 1 = the device is lost: only a new process can go on.
+
+    Args:
+        take: acts on all that was asked, waiting for something where there is nothing to compute. False = stop.
+        tell: says what a turn of the loop brought, which may be nothing.
+    """
     usable = True
-    while usable and mouth.take():
+    while usable and take():
         chunks: list[TokenChunk] = []
         if core.has_work:
             try:
@@ -50,5 +42,5 @@ def serve(core: EngineCore, mouth: Mouth) -> int:
                 logger.exception("a step failed; its requests end with an error")
                 chunks = core.fail_all(memory.step_failure(error))
                 usable = core.device_usable()
-        mouth.tell(chunks)
+        tell(chunks)
     return 0 if usable else 1

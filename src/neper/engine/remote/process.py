@@ -43,7 +43,7 @@ _SEND_TIMEOUT_MS = 10_000
 
 
 class EngineProcess:
-    """An engine that takes and sends messages (see `loop.Mouth`)."""
+    """An engine that takes and sends messages."""
 
     def __init__(self, directory: Path, parent: int) -> None:
         self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
@@ -76,17 +76,17 @@ class EngineProcess:
         self._send(Ready(self._core.capabilities, self._core.stats()))
         self._heartbeat.start()
         try:
-            return loop.serve(self._core, self)
+            return loop.serve(self._core, self._take, self._tell)
         finally:
             self._heartbeat.stop()
 
-    def tell(self, chunks: list[TokenChunk]) -> None:
+    def _tell(self, chunks: list[TokenChunk]) -> None:
         """Send what a step brought."""
         if chunks:
             self._send(EngineOutputs(chunks, self._core.stats()))
         self._heartbeat.turns += 1
 
-    def take(self) -> bool:
+    def _take(self) -> bool:
         """Act on all messages that wait, waiting for one when there is nothing to compute. False = stop."""
         core = self._core
         message = self._receive(wait=not core.has_work)
