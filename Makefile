@@ -26,7 +26,7 @@ CLIENTS_STAMP := $(VENV)/.stamp-clients
 SERVE_FLAGS := $(if $(findstring command,$(origin HOST)),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-all test-clients check format docs lock bench clean
+.PHONY: help install serve test test-slow test-all test-clients check format docs lock bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -41,14 +41,26 @@ install: $(RUN_STAMP) $(MODEL_STAMP) ## create .venv with neper and the default 
 serve: $(RUN_STAMP) $(if $(MODEL),,$(MODEL_STAMP)) ## install what is missing and serve on 127.0.0.1:8000
 	@exec $(BIN)/neper serve $(if $(MODEL),'$(MODEL)') $(SERVE_FLAGS)
 
-# The kernels run in Triton's interpreter, which must be asked for before anything imports triton: a process of its own.
-test: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests (some minutes)
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -rs -m "not full"
-	@$(BIN)/python -m pytest --ignore=tests/kernels -rs -m "not full"
+# A worker per core, which is handed tests that are next to each other: those of a file share what they set up.
+PYTEST := $(BIN)/python -m pytest -rs -n auto --dist worksteal
+# The kernels run in Triton's interpreter, which must be asked for before anything imports triton: processes of their own.
+KERNELS := TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+OTHERS := $(PYTEST) --ignore=tests/kernels --ignore=tests/attacks
 
-test-all: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests with the full counts
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -rs
-	@$(BIN)/python -m pytest --ignore=tests/kernels -rs
+test: $(DEV_STAMP) $(MODEL_STAMP) ## run the quick tests (some minutes)
+	@$(KERNELS) -m "not slow and not full"
+	@$(OTHERS) -m "not slow and not full"
+
+# Prints the coverage, without the kernels' tests, which would take twice as long, and without processes that tests start.
+test-slow: $(DEV_STAMP) $(MODEL_STAMP) ## run the slow tests too
+	@$(KERNELS) -m "not full"
+	@$(OTHERS) -m "not full" --cov
+
+# Attacks time things: nothing runs beside them.
+test-all: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests with the full counts, and attacks
+	@$(KERNELS)
+	@$(OTHERS)
+	@$(BIN)/python -m pytest tests/attacks -rs
 
 # Without the conftest above, which imports neper; warnings are the clients' own there.
 test-clients: $(MODEL_STAMP) $(CLIENTS_STAMP) ## test the server with real clients, in an environment of theirs (large)
@@ -80,7 +92,7 @@ bench: $(BENCH_STAMP) $(MODEL_STAMP) ## measure on this machine's CPU; writes be
 	@$(BIN)/neper bench cpu --out bench/results
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BASE_STAMP):

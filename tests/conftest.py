@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,16 @@ import hypothesis
 import pytest
 import torch
 
+from neper import machine
 from neper.config import DEFAULT_MODEL
 from neper.models.source import ModelSource, resolve
 from tests.helpers.tiny import write_model
 
-# Tests run beside each other and beside their own servers; more threads than this make tiny models slower.
-torch.set_num_threads(2)
+MAX_WORKERS = 8
+"""Of `pytest -n auto`: a worker with a model and its oracle takes a gigabyte."""
+
+# More threads than this make tiny models slower. A worker of `pytest -n` has one.
+torch.set_num_threads(min(2, torch.get_num_threads()))
 # Examples have no time limit of their own: the machine may be busy with others.
 hypothesis.settings.register_profile("neper", deadline=None)
 hypothesis.settings.load_profile("neper")
@@ -25,6 +30,17 @@ hypothesis.settings.load_profile("neper")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=1000, help="examples of each random test marked full (1000)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):
+        # Before the workers start. They share the cores, with what they start too.
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return min(MAX_WORKERS, machine.cpus().usable)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -79,6 +79,7 @@ def tiny(tiny_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tiny_dir("llama"))
 
 
+@pytest.mark.slow
 def test_a_quick_run_on_a_cpu(tiny: str, tmp_path: Path) -> None:
     result = bench("--model", tiny, "--quick", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output

@@ -224,6 +224,7 @@ def bench(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench", "http", "--device", "cpu", "--num-threads", "1", *arguments])
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_run_with_a_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "qwen3-0.6b", SMALL)
@@ -264,6 +265,7 @@ def test_cpu_seconds_are_those_of_the_process() -> None:
     assert seconds == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_says_why() -> None:
     result = bench("--model", "no-such-model")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -287,6 +289,7 @@ def test_arguments_that_are_refused(arguments: dict[str, Any], says: str) -> Non
         http.run(None, **arguments)
 
 
+@pytest.mark.slow
 def test_a_reply_that_the_server_refuses_ends_the_run(tiny_dir: Callable[..., Path]) -> None:
     result = bench("--model", str(tiny_dir("llama")), "--streams", "1", "--reply", "100000", "--rounds", "1")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -294,6 +297,7 @@ def test_a_reply_that_the_server_refuses_ends_the_run(tiny_dir: Callable[..., Pa
     assert "context_length_exceeded" in result.stderr
 
 
+@pytest.mark.slow
 @needs_proc
 def test_ctrl_c_ends_the_server_too(tiny_dir: Callable[..., Path]) -> None:
     command = [sys.executable, "-m", "neper", "bench", "http", "--model", str(tiny_dir("llama")), "--device", "cpu"]

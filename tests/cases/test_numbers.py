@@ -102,6 +102,7 @@ def test_case_03_alternatives_without_probability(embedded: RealServer, path: st
                 assert {len(values) for values in found} == {5}
 
 
+@pytest.mark.slow
 def test_case_04_a_row_of_nan_fails_alone(odd: RealServer, together: Callable[..., list[Any]]) -> None:
     """That neighbours keep their bits is tests/engine/test_invalid_rows: a socket cannot say what shares a step."""
     if odd.engine.capabilities.dtype != "float32":

@@ -235,6 +235,7 @@ def test_the_tags_are_the_ids_that_are_biased(uncached: RealServer) -> None:
     assert [uncached.ids(tag) for tag in TAGS[:3]] == [[330], [331], [332]]
 
 
+@pytest.mark.slow
 @pytest.mark.rounds(200)
 def test_random_requests(uncached: RealServer, rounds: int) -> None:
     @settings(max_examples=rounds, **QUIET)

@@ -312,6 +312,7 @@ def same(item: Asked, got: Result, want: Result) -> None:
     assert tokens == want_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.rounds(QUICK)
 def test_requests_do_together_what_they_do_alone(engines: Engines, rounds: int) -> None:
     @settings(max_examples=rounds, derandomize=rounds == QUICK, **QUIET)
@@ -322,6 +323,7 @@ def test_requests_do_together_what_they_do_alone(engines: Engines, rounds: int) 
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.rounds(QUICK)
 def test_slow_grammars_change_nothing(engines: Engines, rounds: int) -> None:
     """As above, but that every grammar is advanced beside the steps: sequences are parked after each token."""

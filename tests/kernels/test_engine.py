@@ -114,6 +114,7 @@ def assert_close(got: PackedRows, want: PackedRows) -> None:
     assert np.abs(got.top_logprobs - want.top_logprobs).max(initial=0) <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", *(["llama", "qwen2", "mistral"] if DEVICE == "cuda" else [])])
 def test_a_mixed_batch_agrees_with_plain_torch_on_a_cpu(architecture: str, tiny_dir: Callable[..., Path]) -> None:
     directory = tiny_dir(architecture, **({"sliding_window": 16} if architecture == "mistral" else {}))
@@ -127,6 +128,7 @@ def test_a_mixed_batch_agrees_with_plain_torch_on_a_cpu(architecture: str, tiny_
             assert_close(got[name].prompt, result.prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", some([{"overlap": True}], [{"scoring": "host"}]))
 def test_views_sets_and_masks(config: dict[str, Any], tiny_dir: Callable[..., Path]) -> None:
     directory = tiny_dir("llama")
@@ -152,6 +154,7 @@ def test_views_sets_and_masks(config: dict[str, Any], tiny_dir: Callable[..., Pa
             assert np.abs(rows.top_logprobs[i] - view.logprobs[rows.top_ids[i]]).max() <= view_rows.TOLERANCE
 
 
+@pytest.mark.slow
 def test_overlap_gives_the_same_bits(tiny_dir: Callable[..., Path]) -> None:
     directory = tiny_dir("qwen3")
     plain = run(kernel_core(directory, overlap=False), mixed())
@@ -176,6 +179,7 @@ def test_case_70_a_penalised_request_ends_while_its_next_step_is_begun(tiny_dir:
     assert got["ends"].finish_reason is FinishReason.STOP
 
 
+@pytest.mark.slow
 def test_scores_on_the_host_are_the_devices(tiny_dir: Callable[..., Path]) -> None:
     directory = tiny_dir("qwen3")
     device, host = (run(kernel_core(directory, scoring=place), mixed()) for place in ("device", "host"))
@@ -185,6 +189,7 @@ def test_scores_on_the_host_are_the_devices(tiny_dir: Callable[..., Path]) -> No
             assert_close(host[name].prompt, result.prompt)
 
 
+@pytest.mark.slow
 def test_off_is_off(tiny_dir: Callable[..., Path]) -> None:
     """off, k = 20, off: the third run equals the first, and the tokens do not depend on who asks."""
     core = kernel_core(tiny_dir("qwen3"), prefix_caching=False)
@@ -195,6 +200,7 @@ def test_off_is_off(tiny_dir: Callable[..., Path]) -> None:
     assert core.stats().scored_rows == 3 * STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", some([math.nan], [math.inf]))
 def test_only_the_request_with_nan_fails(value: float, tiny_dir: Callable[..., Path], tmp_path: Path) -> None:
     clean, poison = tiny_dir("llama"), 383
@@ -224,6 +230,7 @@ def test_only_the_request_with_nan_fails(value: float, tiny_dir: Callable[..., P
     assert bits(run(core, refill)) == bits(run(kernel_core(clean), refill))
 
 
+@pytest.mark.slow
 def test_every_allocation_that_fails_at_start_says_what_to_lower(
     tiny_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def held_to_float64(logits: Tensor, ids: Tensor, k: int, **options: Any) -> Toke
     return got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [127, 128, 129, 4097, 8193, 49152, 151936, 248320])
 def test_lists_above_64(vocab: int) -> None:
     logits = randn(2, vocab, seed=1, dtype=torch.bfloat16)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, assert_same_bits, check, kernels
 
+pytestmark = pytest.mark.slow
 few = settings(deadline=None, max_examples=6 if INTERPRETED else 200)
 
 

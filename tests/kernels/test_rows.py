@@ -70,6 +70,7 @@ def test_an_id_beyond_the_vocabulary_scores_as_a_masked_one() -> None:
     assert_same_bits([f[1] for f in got], [f[1] for f in check(logits, on_device([1, 7, 2]), 3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_row_subsets(dtype: torch.dtype) -> None:
     logits = randn(7, VOCAB, seed=5, dtype=torch.float16)
@@ -101,6 +102,7 @@ def test_list_lengths_by_row() -> None:
     assert_same_bits([best.logprob], [whole.top_logprobs[:, 0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", some([torch.float32], [torch.bfloat16, torch.float16]))
 def test_temperature(dtype: torch.dtype) -> None:
     logits = randn(7, VOCAB, seed=8, dtype=dtype)
@@ -154,6 +156,7 @@ def garbage(rows: int, vocab: int, top_k: int) -> LogprobBuffers:
     return out
 
 
+@pytest.mark.slow
 def test_results_in_buffers() -> None:
     for rows, vocab, columns in ((2, VOCAB, 20), (9, 2 * VOCAB, 33)):
         out = garbage(rows, vocab, columns)
@@ -175,6 +178,7 @@ def test_results_in_buffers() -> None:
         assert out.scores.valid[2:].all()
 
 
+@pytest.mark.slow
 def test_fewer_rows_and_ids_than_the_buffers_hold() -> None:
     out = garbage(8, VOCAB, 20)
     for vocab, count, k in ((VOCAB, 3, 20), (130, 8, 7), (1, 1, 2), (1400, 0, 5), (VOCAB, 1, 1)):
@@ -201,6 +205,7 @@ def test_buffers_with_every_option() -> None:
     assert got.top_ids[0, 3:].tolist() == [-1] * 27
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", some([1030], [3, 129, 8193, 49152, 50257]))
 def test_a_rows_bits_do_not_depend_on_k_count_index_or_company(vocab: int) -> None:
     logits = randn(4, vocab, seed=20)

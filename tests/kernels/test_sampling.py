@@ -220,6 +220,7 @@ def test_candidates_that_are_rejected() -> None:
     assert check(logits, [Row(1.0, (0.2, 0.5, 0.7)[seed % 3], 0.0, 0, seed) for seed in range(count)]) <= count // 100
 
 
+@pytest.mark.slow
 def test_lists_of_the_best() -> None:
     """Hot rows, whose k best are all likely; what top-p and min-p leave of them."""
     count, vocab = (400, VOCAB) if DEVICE == "cuda" else (20, 7200)

@@ -110,6 +110,7 @@ def messages(draw: st.DrawFn) -> tuple[str, bool]:
     ), opened
 
 
+@pytest.mark.slow
 @given(
     messages(),
     st.booleans(),
