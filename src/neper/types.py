@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Literal, get_args
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -37,11 +40,44 @@ class Fault(str, Enum):
     LOGITS = "logits"
 
 
+class Bounds(NamedTuple):
+    """The numbers that a sampling field takes; all of them are finite.
+
+    Attributes:
+        own: the bounds within which a request is sure to end.
+        api: those of the HTTP API, where they are narrower.
+        name: the numbers in words; None = the words of `own`.
+    """
+
+    own: Meta = Meta()
+    api: Meta | None = None
+    name: str | None = None
+
+    @property
+    def of_api(self) -> Meta:
+        return self.api or self.own
+
+    def hold(self, value: float) -> bool:
+        ge, gt, le = self.own.ge, self.own.gt, self.own.le
+        above = (ge is None or value >= ge) and (gt is None or value > gt)
+        return above and (le is None or value <= le) and -math.inf < value < math.inf
+
+    @property
+    def text(self) -> str:
+        """The bounds in words, to stand after "must be"."""
+        if self.name is not None:
+            return self.name
+        ends = {"at least": self.own.ge, "above": self.own.gt, "at most": self.own.le}
+        return " and ".join(f"{word} {end:g}" for word, end in ends.items() if end is not None) or "a number"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen and when generation ends.
 
     A temperature below 1e-5 is greedy. `top_k` 0 (or -1) and `top_p` 1.0 switch those filters off. `max_tokens` None
     means the rest of the context. `stop` strings act on text, so the text layer applies them; all else is the engine's.
+    Bounds are those within which a request is sure to end. The API's narrower ones are OpenAI's, but for the repetition
+    penalty: logits are divided by it in float32, and far outside they would overflow. Its integers have 64 bits.
 
     Attributes:
         allowed_token_ids: the only ids that may be sampled; empty = all.
@@ -49,20 +85,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         grammar: what the text must follow, in llguidance's serialised form (see `neper.text.grammar`).
     """
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    max_tokens: Annotated[int | None, Bounds(Meta(ge=0))] = None
+    min_tokens: Annotated[int, Bounds(Meta(ge=0))] = 0
+    temperature: Annotated[float, Bounds(Meta(ge=0), api=Meta(ge=0.0, le=2.0))] = 1.0
+    top_p: Annotated[float, Bounds(Meta(gt=0, le=1))] = 1.0
+    top_k: Annotated[int, Bounds(Meta(ge=-1), api=Meta(ge=-1, le=2**63 - 1))] = 0
+    min_p: Annotated[float, Bounds(Meta(ge=0, le=1))] = 0.0
+    presence_penalty: Annotated[float, Bounds(api=Meta(ge=-2.0, le=2.0))] = 0.0
+    frequency_penalty: Annotated[float, Bounds(api=Meta(ge=-2.0, le=2.0))] = 0.0
+    repetition_penalty: Annotated[float, Bounds(Meta(gt=0), api=Meta(ge=0.01, le=100.0))] = 1.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None
-    seed: int | None = None
+    seed: Annotated[
+        int | None,
+        Bounds(Meta(ge=-(2**63), le=2**64 - 1), Meta(ge=-(2**63), le=2**63 - 1), name="an integer of 64 bits"),
+    ] = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -85,6 +124,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def penalized(self) -> bool:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @staticmethod
+    @cache
+    def bounds() -> dict[str, Bounds]:
+        """The bounds of the fields that have some."""
+        hints = get_type_hints(SamplingParams, include_extras=True)
+        return {
+            name: bounds
+            for name, hint in hints.items()
+            for bounds in getattr(hint, "__metadata__", ())
+            if isinstance(bounds, Bounds)
+        }
+
+    def problem(self) -> str | None:
+        """The field that is out of its bounds, in words; None when all are within."""
+        for name, bounds in self.bounds().items():
+            value = getattr(self, name)
+            if value is not None and not bounds.hold(value):
+                return f"{name} must be {bounds.text}, got {value}"
+        if not all(value < math.inf for value in self.logit_bias.values()):
+            return f"logit_bias must be of numbers, or -inf to ban, got {self.logit_bias}"
+        return None
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -222,7 +221,7 @@ class EngineCore:
             return f"mode must be one of {', '.join(LOGPROBS_MODES)}, got {logprobs.mode!r}"
         if logprobs.prompt_start < 1:
             return f"prompt_start must be at least 1, got {logprobs.prompt_start}"
-        return _sampling_problem(sampling)
+        return sampling.problem()
 
     def _finish(self, result: StepResult) -> list[TokenChunk]:
         """Apply a step's results to its sequences: advance, stop, publish blocks, make chunks."""
@@ -298,27 +297,6 @@ class EngineCore:
         if not self._grammars.forget(seq):
             self.scheduler.remove(seq)
         del self._sequences[seq.request.request_id]
-
-
-def _sampling_problem(sampling: SamplingParams) -> str | None:
-    """Which sampling field is out of the bounds within which a request is sure to end, or None."""
-    bounds = {
-        "max_tokens": ("at least 0", sampling.max_tokens is None or sampling.max_tokens >= 0),
-        "min_tokens": ("at least 0", sampling.min_tokens >= 0),
-        "temperature": ("a number from 0", 0 <= sampling.temperature < math.inf),
-        "top_p": ("above 0 and at most 1", 0 < sampling.top_p <= 1),
-        "top_k": ("at least -1", sampling.top_k >= -1),
-        "min_p": ("from 0 to 1", 0 <= sampling.min_p <= 1),
-        "presence_penalty": ("a number", math.isfinite(sampling.presence_penalty)),
-        "frequency_penalty": ("a number", math.isfinite(sampling.frequency_penalty)),
-        "repetition_penalty": ("a number above 0", 0 < sampling.repetition_penalty < math.inf),
-        "seed": ("an integer of 64 bits", sampling.seed is None or -(2**63) <= sampling.seed < 2**64),
-        "logit_bias": ("of numbers, or -inf to ban", all(value < math.inf for value in sampling.logit_bias.values())),
-    }
-    for name, (wanted, holds) in bounds.items():
-        if not holds:
-            return f"{name} must be {wanted}, got {getattr(sampling, name)}"
-    return None
 
 
 def _failure(request_id: str, message: str, fault: Fault = Fault.ENGINE) -> TokenChunk:

@@ -25,6 +25,7 @@ from neper.wire.child import Child
 from neper.wire.conversation import Conversation
 from neper.wire.handshake import Handshake
 from neper.wire.lines import (
+    SAMPLING_KEYS,
     AnswerLine,
     Done,
     Failed,
@@ -50,13 +51,9 @@ _SAMPLING_FIELDS = frozenset(
     {
         "max_tokens",
         "temperature",
-        "top_p",
         "top_k",
-        "min_p",
         "seed",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
+        *SAMPLING_KEYS.values(),
         "allowed_token_ids",
         "stop",
         "stop_token_ids",

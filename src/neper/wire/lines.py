@@ -10,12 +10,14 @@ and DONE. All else that is not in the grammar is a LineError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
+from neper.types import SamplingParams
 from neper.wire.logprobs import Logprobs as Logprobs
 from neper.wire.logprobs import format_logprobs, parse_logprobs
 from neper.wire.words import LAST_ID, comma_list, ending, id_list, integer, joined, pop_tag, real, spaced, utf8
@@ -122,6 +124,16 @@ class Notice(msgspec.Struct, frozen=True):
 
     kind: Literal["SLOT", "WAIT"]
     text: str
+
+
+SAMPLING_KEYS = {
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_freq": "frequency_penalty",
+    "penalty_present": "presence_penalty",
+}
+"""Keys of GEN that mean a field of SamplingParams, neutral value included."""
 
 
 class Gen(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,15 +326,22 @@ def _parse_gen(words: list[bytes], tag: str | None) -> Gen:
     return Gen(prompt_token_ids=prompt, max_new=integer(words[1], "max_new", high=LAST_ID), tag=tag, **fields)
 
 
+def _real_of(field: str) -> Callable[[bytes, str], float]:
+    """Reads a number of a field's range, its ends included; an engine may take fewer."""
+    own = SamplingParams.bounds()[field].own
+    low = own.ge if own.gt is None else own.gt
+    return partial(real, low=-math.inf if low is None else low, high=math.inf if own.le is None else own.le)
+
+
 _KEYS: dict[str, Callable[[bytes, str], float | list[int]]] = {
-    "temperature": partial(real, low=0),
-    "top_p": partial(real, low=0, high=1),
+    "temperature": _real_of("temperature"),
+    "top_p": _real_of("top_p"),
     "top_k": partial(integer, low=-1, high=LAST_ID),
-    "min_p": partial(real, low=0, high=1),
+    "min_p": _real_of("min_p"),
     "seed": partial(integer, low=-(2**63), high=2**64 - 1),
-    "penalty_repeat": partial(real, low=0),
-    "penalty_freq": real,
-    "penalty_present": real,
+    "penalty_repeat": _real_of("repetition_penalty"),
+    "penalty_freq": _real_of("frequency_penalty"),
+    "penalty_present": _real_of("presence_penalty"),
     "penalty_last_n": partial(integer, low=-1, high=LAST_ID),
     "logprobs": partial(integer, high=LAST_ID),
     "allowed": id_list,

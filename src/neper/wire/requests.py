@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from neper.types import LISTED_WHOLE, LogprobParams, Request, SamplingParams, listed_places
-from neper.wire.lines import Gen
+from neper.wire.lines import SAMPLING_KEYS, Gen
+
+_NEUTRAL = SamplingParams()
 
 
 def gen_of(request: Request, tag: str | None, vocab_size: int) -> Gen:
@@ -19,16 +21,16 @@ def gen_of(request: Request, tag: str | None, vocab_size: int) -> Gen:
         max_new=sampling.max_tokens,
         tag=tag,
         temperature=0.0 if sampling.greedy else sampling.temperature,
-        top_p=sampling.top_p if sampling.top_p < 1.0 else None,
         top_k=sampling.top_k if sampling.top_k > 0 else None,
-        min_p=sampling.min_p if sampling.min_p > 0.0 else None,
         seed=sampling.seed,
-        penalty_repeat=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
-        penalty_freq=sampling.frequency_penalty if sampling.frequency_penalty != 0.0 else None,
-        penalty_present=sampling.presence_penalty if sampling.presence_penalty != 0.0 else None,
         penalty_last_n=-1 if sampling.penalized else None,
         logprobs=None if top_k is None else listed_places(top_k, vocab_size),
         allowed=list(sampling.allowed_token_ids),
+        **{
+            key: value
+            for key, field in SAMPLING_KEYS.items()
+            if (value := getattr(sampling, field)) != getattr(_NEUTRAL, field)
+        },
     )
 
 
@@ -49,22 +51,19 @@ def request_of(
     Raises:
         ValueError: our engine cannot do it. What is wrong with its ids and lengths, the engine says itself.
     """
+    given = {key: value for key in SAMPLING_KEYS if (value := getattr(gen, key)) is not None}
+    for key, value in given.items():
+        bounds = SamplingParams.bounds()[SAMPLING_KEYS[key]]
+        if not bounds.hold(value):
+            raise ValueError(f"{key} must be {bounds.text}")
     sampling = SamplingParams(
         max_tokens=gen.max_new,
         temperature=gen.temperature or 0.0,
-        top_p=1.0 if gen.top_p is None else gen.top_p,
         top_k=gen.top_k or 0,
-        min_p=gen.min_p or 0.0,
-        presence_penalty=gen.penalty_present or 0.0,
-        frequency_penalty=gen.penalty_freq or 0.0,
-        repetition_penalty=1.0 if gen.penalty_repeat is None else gen.penalty_repeat,
         allowed_token_ids=tuple(gen.allowed),
         seed=_signed(gen.seed),
+        **{SAMPLING_KEYS[key]: value for key, value in given.items()},
     )
-    if sampling.top_p == 0.0:
-        raise ValueError("top_p must be above 0")
-    if sampling.repetition_penalty == 0.0:
-        raise ValueError("penalty_repeat must be above 0")
     if sampling.penalized and gen.penalty_last_n is not None and 0 <= gen.penalty_last_n < max_model_len:
         raise ValueError(f"penalty_last_n must be -1, or the context of {max_model_len}: penalties are of all tokens")
     allowed = len(set(gen.allowed))

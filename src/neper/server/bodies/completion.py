@@ -13,22 +13,14 @@ from msgspec import Meta
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.bodies.strict import Only, RequestBody, Strict
 from neper.server.bodies.structured import ResponseFormat, StructuredOutputs
-from neper.types import LogprobsMode
+from neper.types import LogprobsMode, SamplingParams
 
-# The API's own bounds, as OpenAI's reference gives them; the engine would take more.
-Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
-Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+_bounds = SamplingParams.bounds()
+# OpenAI's bounds; the engine would take more.
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
-# Logits are divided by it in float32: far outside these bounds they would overflow.
-RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100.0)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# JSON's integers have no largest. What counts something is bounded where that is known; top_k never is, and the
-# engine's messages hold 64 bits.
+# JSON's integers have no largest. What counts something is bounded where that is known.
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
-TopK = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Alternatives = Annotated[int, Meta(ge=-1)]  # -1 = all ids
 SomeIds = Annotated[list[int], Meta(min_length=1)]
 # Each is encoded twice, and looked for at every token.
@@ -73,20 +65,20 @@ class GenerationBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Positive | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: Fraction | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
+    temperature: Annotated[float, _bounds["temperature"].of_api] | None = None
+    top_p: Annotated[float, _bounds["top_p"].of_api] | None = None
+    top_k: Annotated[int, _bounds["top_k"].of_api] | None = None
+    min_p: Annotated[float, _bounds["min_p"].of_api] | None = None
+    presence_penalty: Annotated[float, _bounds["presence_penalty"].of_api] | None = None
+    frequency_penalty: Annotated[float, _bounds["frequency_penalty"].of_api] | None = None
+    repetition_penalty: Annotated[float, _bounds["repetition_penalty"].of_api] | None = None
     logit_bias: dict[str, Bias] | None = None
-    seed: Seed | None = None
+    seed: Annotated[int, _bounds["seed"].of_api] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: NotNegative | None = None
+    min_tokens: Annotated[int, _bounds["min_tokens"].of_api] | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: SomeIds | None = None
     bad_words: BadWords | None = None

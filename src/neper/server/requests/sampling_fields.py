@@ -15,19 +15,8 @@ MAX_STOP_STRINGS = 16  # OpenAI's own limit is 4
 MAX_STOP_LENGTH = 1000  # characters; each choice builds a matcher of that size
 ENCODE_CALL = 20  # characters whose encoding takes as long as a call does
 
-# Fields of SamplingParams that requests spell as it does.
-_PLAIN_FIELDS = (
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-)
+# Fields of SamplingParams that requests spell as it does: those with bounds, and these. max_tokens has other names too.
+_PLAIN_FIELDS = (*(name for name in SamplingParams.bounds() if name != "max_tokens"), "ignore_eos")
 
 
 async def sampling_params(service: Service, body: GenerationBody) -> SamplingParams:
