@@ -41,7 +41,7 @@ SCORING_KERNELS = re.compile(
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What a decode step does, by a profile of several.
+    """The work of a decode step, by a profile of several.
 
     Attributes:
         kernels: name → how often a step: all that the device did, copies included.
@@ -127,7 +127,7 @@ def replay_seconds(
 
 @dataclass
 class Findings:
-    """What a run has measured.
+    """The measurements of a run.
 
     Attributes:
         overhead: by rows: milliseconds a decode step takes, and its graphs alone.
@@ -142,7 +142,7 @@ class Findings:
 
 
 def overhead(rig: Rig, found: Findings) -> None:
-    """What a decode step takes beside replaying its graphs."""
+    """The time of a decode step beside that of replaying its graphs."""
     plan, core = rig.plan, rig.engine("device")
     for count in plan.concurrency:
         rig.progress(0, 1, f"warm-up, {count} at a time")
@@ -166,7 +166,7 @@ def overhead(rig: Rig, found: Findings) -> None:
 
 
 def steps(rig: Rig, found: Findings) -> None:
-    """Off, then scores, then off again: the same tokens, bytes and launches as if nothing had been in between."""
+    """Compare steps before, with and after scores: they must leave no trace in tokens, bytes and launches."""
     plan, core, on_gpu = rig.plan, rig.engine("device"), rig.subject.on_gpu
     wanted, reply = Case(plan.top_k), max(plan.reply // 4, PROFILED + WARM_UP_TOKENS)
     for count in plan.concurrency:

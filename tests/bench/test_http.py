@@ -147,7 +147,7 @@ def test_streams_are_held_against_what_was_asked_for() -> None:
 
 
 def findings(rates: dict[http_report.Way, list[float]], *, api: bool = True, refused: int = FLOOD) -> Findings:
-    """Of batches with 100 tokens; the API process takes 1 ms of each second."""
+    """Findings of batches with 100 tokens; the API process takes 1 ms of each second."""
     found = Findings(streams=10, reply=10)
     answers = [Reply(429, {b"retry-after": b"1"}, b"")] * refused + [Reply(200, {}, b"")] * (FLOOD - refused)
     for way, values in rates.items():

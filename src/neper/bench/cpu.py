@@ -78,7 +78,7 @@ def run(out: str, *, model: str = DEFAULT_MODEL, rounds: int = 5) -> None:
 
 
 def figures(base: Series, one: Series, one_k: Series, eight: Series, eight_k: Series) -> list[Figure]:
-    """What the five cases are compared for."""
+    """The ratios of the five cases, with their bounds."""
     ratios = [
         at_least(name, pairs(a.samples, b.samples).median, bound)
         for name, a, b, bound in (

@@ -25,7 +25,7 @@ def warm_calls(nbytes: int) -> int:
 
 
 def cold_inputs(nbytes: int, l2_bytes: int) -> int:
-    """How many inputs of `nbytes` calls must rotate through so that none finds its own in the L2; 1 = all are cold."""
+    """The number of inputs of `nbytes` that keeps each call from finding its own in the L2; 1 = one is cold enough."""
     return min(MAX_CALLS, -(-COLD * l2_bytes // nbytes))
 
 

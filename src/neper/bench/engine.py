@@ -1,4 +1,4 @@
-"""`neper bench engine`: what logprobs cost a whole engine, and how far its decode steps are from the memory's speed.
+"""`neper bench engine`: the cost of logprobs in a whole engine, and the distance of its decode steps from their floor.
 
 Everything is a ratio within one run: the cases of a table take turns, a batch each a round. The run is cut into parts;
 what a part has found is on disk when the next one begins.
@@ -131,7 +131,7 @@ class Measurement:
         self._turns(core, "mixed", cases, plan.mixed, plan.rounds)
 
     def floor(self) -> None:
-        """How long the memory takes to deliver what a decode step must read."""
+        """The time in which the memory delivers the bytes that a decode step must read."""
         rig, plan, found = self.rig, self.rig.plan, self.found
         if not rig.subject.on_gpu:
             found.notes.append("floor was left out: it is the speed of a copy on a GPU")
@@ -149,7 +149,7 @@ class Measurement:
             found.floor_seconds[count] = needed / bytes_a_second
 
     def prompt(self) -> None:
-        """What scoring a prompt costs, in time and in memory."""
+        """The cost of scoring a prompt, in time and in memory."""
         rig, plan, found = self.rig, self.rig.plan, self.found
         core = rig.engine("device")
         asked = dict(zip(PROMPT_WAYS, (None, plan.prompt_top_k, None), strict=True))

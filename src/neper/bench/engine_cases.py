@@ -1,4 +1,4 @@
-"""What `neper bench engine` measures: the cases, how many of each, and the requests that they are made of."""
+"""The cases of `neper bench engine`, the number of each, and the requests that they are made of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEMPERATURE, TOP_P = 0.8, 0.95
 
 @dataclass(frozen=True)
 class Case:
-    """What the requests of one batch ask for.
+    """The wishes of one batch's requests.
 
     Attributes:
         top_k: alternatives a token; 0 = the token alone, None = no scores.
@@ -43,7 +43,7 @@ SAMPLED_OFF = Case(None, sampled=True)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much a run measures.
+    """The extent of a run.
 
     Attributes:
         concurrency: requests of a batch.
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """Of the matrix, in the order in which they take turns; no scores come first and last."""
+        """The cases of the matrix, in the order in which they take turns. Those without scores come first and last."""
         scored = tuple(Case(top_k) for top_k in self.top_ks)
         return (OFF, *scored, SAMPLED_OFF, Case(self.top_k, sampled=True), OFF_AGAIN)
 

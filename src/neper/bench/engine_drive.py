@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 
 class Step(NamedTuple):
-    """What one call of EngineCore.step brought, and when; `stats` as they were then, where they were asked for."""
+    """The results of one call of EngineCore.step, and their time; `stats` as they were then, where asked for."""
 
     time: float
     chunks: list[TokenChunk]

@@ -15,7 +15,7 @@ MIXED_BOUND = 1.003
 PROMPT_BOUND = 1.15
 PROMPT_GIB = 1
 FLOOR_BOUNDS = {1: (1.8, 1.65, 1.35), 32: (2, 1.85, 1.5)}
-"""Of decode steps over their floor, by rows: bound, stretch, goal."""
+"""Bound, stretch and goal of decode steps over their floor, by rows."""
 PROMPT_WAYS = ("plain", "scored", "plain again")
 DECODE = {
     "device": "Decode, scores computed on the device",
@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Findings:
-    """What a run has measured so far; parts that have not run have left nothing.
+    """The measurements of a run so far. Parts that have not run have left nothing.
 
     Attributes:
         tpot: milliseconds a token, by case: one sample a round. rate: tokens a second of all requests.

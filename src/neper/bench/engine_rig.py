@@ -52,7 +52,7 @@ class Rig:
     _scoring: str = ""
 
     def environment(self) -> dict[str, str]:
-        """What is measured, for people."""
+        """The model, the card and the backends, for people."""
         environment = {"model": self.subject.describe(self.source.name)}
         if self.subject.on_gpu:
             card = torch.cuda.get_device_properties(self.subject.device)
@@ -160,7 +160,7 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
 def decode_bytes(config: ModelConfig, itemsize: int, *, rows: int, context: float) -> float:
     """Bytes that a decode step must read: every weight once, and the keys and values of its rows' contexts.
 
-    Of embeddings that are no head as well, only the rows' own are read: nothing to speak of.
+    Embeddings that are no head as well do not count: only the rows' own are read.
     """
     weights = shapes.num_parameters(config)
     if not config.tie_word_embeddings:

@@ -1,4 +1,4 @@
-"""`neper bench http`: what logprobs cost over HTTP, and what requests cost that are refused.
+"""`neper bench http`: the cost of logprobs over HTTP, and of requests that are refused.
 
 The server is `neper serve` in processes of its own; the load comes from this process. The cases take turns: each round
 sends one batch of each, without logprobs first and last.
@@ -87,7 +87,7 @@ def run(
 
 @contextlib.contextmanager
 def _model(chosen: Subject) -> Iterator[str]:
-    """What `neper serve` is to load; a shape lies in a directory that is gone afterwards."""
+    """The model for `neper serve`. A shape lies in a directory that is gone afterwards."""
     if chosen.shape is None:
         yield chosen.model or DEFAULT_MODEL
         return

@@ -28,7 +28,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch took and brought.
+    """The times and the replies of a batch.
 
     Attributes:
         seconds: from opening the first stream's connection to the end of the last stream.
@@ -110,7 +110,7 @@ def check_stream(reply: Reply, *, tokens: int, top_k: int | None) -> None:
 
 
 def refused(reply: Reply) -> bool:
-    """Whether a reply says that there is no room, and when to come again."""
+    """True where a reply says that there is no room, and when to come again."""
     return reply.status in (429, 503) and reply.headers.get(b"retry-after", b"").isdigit()
 
 

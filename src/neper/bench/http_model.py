@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from neper.models import shapes
 
-# What a real vocabulary's tokens have on average, a space included.
+# The average of a real vocabulary's tokens, a space included.
 _TOKEN_BYTES = 6
 _LETTERS = 26
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

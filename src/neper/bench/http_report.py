@@ -70,7 +70,7 @@ class Findings:
 
     @property
     def tokens(self) -> int:
-        """Of a batch."""
+        """The tokens of a batch."""
         return self.streams * self.reply
 
     def rate(self, batch: Batch) -> float:
@@ -92,7 +92,7 @@ class Findings:
 
     @property
     def spread(self) -> float:
-        """Of A against A: half the range of off again / off."""
+        """The spread of A against A: half the range of off again / off."""
         return pairs(self.rates[OFF_AGAIN].samples, self.rates[OFF].samples).spread
 
 

@@ -31,7 +31,7 @@ class Server:
         self._stderr = stderr
 
     def cpu_seconds(self) -> float | None:
-        """What all threads of the API process have used, without its engine; None where there is no /proc.
+        """CPU time of all threads of the API process, without its engine; None where there is no /proc.
 
         The system counts it in ticks, of 10 ms usually.
         """

@@ -1,4 +1,4 @@
-"""What `neper bench kernels` measures: the cases, and their random inputs."""
+"""The cases of `neper bench kernels`, and their random inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SetCase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run measures.
+    """The cases of a run.
 
     Attributes:
         row_cases: neper beside the baselines.

@@ -32,12 +32,11 @@ from neper.progress import ProgressLine
 Reduction = Callable[[Tensor, Tensor, int], Any]
 """Called with logits, token ids and top_k."""
 
-
 BASELINES: dict[str, Reduction] = {
     "torch log_softmax + topk": reductions.log_softmax_top_k,
     "torch logsumexp + topk": reductions.logsumexp_top_k,
 }
-"""What neper is timed against."""
+"""The implementations beside which neper is timed."""
 
 
 def run(out: str | None, *, device: str = "cuda", quick: bool = False) -> None:
@@ -97,14 +96,14 @@ class Measurement:
         return self.report()
 
     def steps(self) -> list[tuple[str, Callable[[], None]]]:
-        """What is measured, one after the other, with its name."""
+        """The steps of the measurement, with their names."""
         steps: list[tuple[str, Callable[[], None]]] = [("copy on the device", self._copy)]
         steps += [(str(case), partial(self._rows, case)) for case in self.plan.row_cases]
         steps += [("sets of ids", self._sets)]
         return steps + [(f"{case} against the host", partial(self._host, case)) for case in self.plan.host_cases]
 
     def baselines(self) -> dict[str, Reduction]:
-        """What the next case is timed against."""
+        """The implementations beside which the next case is timed."""
         return BASELINES
 
     def report(self, baselines: tuple[str, ...] = tuple(BASELINES)) -> Report:
@@ -192,10 +191,9 @@ class Measurement:
             torch.cuda.synchronize()
             start = time.perf_counter()
             ways[way]()
+            seconds = time.perf_counter() - start
             if counts:
-                self.new_series(series_name(case, "wall clock", way)).samples.append(
-                    1e6 * (time.perf_counter() - start)
-                )
+                self.new_series(series_name(case, "wall clock", way)).samples.append(1e6 * seconds)
 
     def _buffers(self, case: Case, width: int) -> LogprobBuffers:
         """Buffers that hold nonsense, so that the check sees what is not written."""

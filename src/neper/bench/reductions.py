@@ -12,7 +12,7 @@ from neper.ops import TokenLogprobs, token_logprobs
 
 
 class Scores(NamedTuple):
-    """What a baseline returns: the fields of TokenLogprobs without validity, ties in any order.
+    """The results of a baseline: the fields of TokenLogprobs without validity, ties in any order.
 
     Nobody pays for a validity that he does not look at, so the baselines are spared it.
 
@@ -93,6 +93,7 @@ def check(what: str, got: TokenLogprobs, logits: Tensor, token_ids: Tensor, top_
     for field, found, right in zip(TokenLogprobs._fields, got, expected, strict=True):
         found = found.cpu()
         same = torch.isclose(found, right, rtol=2.0**-22, atol=3e-5) if right.is_floating_point() else found == right
-        for place in (~same).nonzero().tolist():
+        if not same.all():
+            place = (~same).nonzero()[0].tolist()
             a, b = (values[tuple(place)].item() for values in (found, right))
             raise NeperError(f"wrong result, nothing is timed: {what}: {field}{place} is {a!r}, and {b!r} is right")
