@@ -65,7 +65,7 @@ def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Pr
 
 
 def _write(directory: Path, model: GGUFModel, path: Path, progress: Progress | None) -> None:
-    config, metadata = model.config, model.metadata
+    config, metadata = model.config, model.header.metadata
     with reading(path):
         write_tokenizer(metadata, directory)
     generation = {

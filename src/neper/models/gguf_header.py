@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from neper.errors import ModelLoadError
 from neper.files import one_line, open_regular, reading
+from neper.models.gguf_metadata import Metadata
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -51,13 +52,10 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Attributes:
-    metadata: key → plain Python value.
-    tensors: name → tensor.
-    """
+    """`tensors`: name → tensor."""
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: Metadata
     tensors: dict[str, StoredTensor]
 
     def data(self, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
@@ -108,7 +106,7 @@ class _Reader:
         num_tensors, num_keys = self._number("Q"), self._number("Q")
         if num_tensors > _MAX_TENSORS or num_keys > _MAX_KEYS:
             raise self._wrong(f"it tells of {num_tensors} tensors and {num_keys} keys")
-        metadata: dict[str, Any] = {}
+        metadata = Metadata()
         for _ in range(num_keys):
             key = self._text()
             if key in metadata:
@@ -121,7 +119,7 @@ class _Reader:
             )
         return Header(self._path, metadata, self._tensors(num_tensors, metadata))
 
-    def _tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, StoredTensor]:
+    def _tensors(self, count: int, metadata: Metadata) -> dict[str, StoredTensor]:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         found = []
