@@ -47,7 +47,7 @@ def serve(
     engine_config: EngineConfig,
     line_config: LineEngineConfig,
     server_config: ServerConfig,
-    watch_config: WatchConfig | None = None,
+    watch_config: WatchConfig,
 ) -> int:
     """Serve our own engine, or the command of `line_config`, until SIGTERM or Ctrl-C; returns the exit code.
 
@@ -77,10 +77,9 @@ def serve(
         if line_config.engine_command is not None:
             backend = LineBackend(line_config, chat_template=chat_template, tool_call_parser=parser)
         else:
-            watch = watch_config or WatchConfig()
             log_level = server_config.log_level
             backend = OwnBackend(
-                engine_config, watch, log_level=log_level, chat_template=chat_template, tool_call_parser=parser
+                engine_config, watch_config, log_level=log_level, chat_template=chat_template, tool_call_parser=parser
             )
         return _run(_serve(backend, server_config, sock))
 

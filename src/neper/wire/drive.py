@@ -103,7 +103,7 @@ class LineEngine:
         self._config = config
         self._tokenizer_size = vocab_size
         self._log = _log_file(config.engine_log)
-        self._ready: ReadyLine | None = None
+        self._ready: ReadyLine  # of the process that runs, or ran last
         self._capabilities: Capabilities | None = None
         self._supervisor = Supervisor(self._launch, self._serve, self._lost)
         self._queue: FairQueue[_Job] = FairQueue()
@@ -235,13 +235,12 @@ class LineEngine:
         """Send what waits, as far as there are free slots."""
         if not self.alive:
             return  # what waits is for the next process
-        child, ready = self._supervisor.connection, self._ready
+        child = self._supervisor.connection
         assert child is not None
-        assert ready is not None
         while len(self._running) < self.capabilities.max_num_seqs and len(self._queue):
             job = self._queue.take()
             self._num_sent += 1
-            job.tag = str(self._num_sent) if ready.tagged else None
+            job.tag = str(self._num_sent) if self._ready.tagged else None
             job.heard = time.monotonic()
             self._running[job.tag] = job
             self._prompt_tokens += len(job.request.prompt_token_ids)
@@ -249,7 +248,6 @@ class LineEngine:
 
     def _take(self, lines: list[bytes]) -> None:
         """What the engine says. One chunk a request tells all of these lines."""
-        assert self._ready is not None
         tagged = self._ready.tagged
         jobs: dict[str | None, _Job] = {}
         for line in lines:
@@ -344,7 +342,6 @@ class LineEngine:
             return
         job.stopped = True
         job.heard = time.monotonic()
-        assert self._ready is not None
         if self._ready.stop and self._supervisor.connection is not None:
             self._supervisor.connection.write(format_request(Stop(job.tag)))
 
