@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from tokenizers import normalizers
 from neper.config import ServerConfig
 from neper.server.requests.sampling_fields import distinct_ids
 from neper.types import SamplingParams
+from tests.helpers.calls import count_calls
 from tests.helpers.scripted_engine import scores, top
 from tests.server.conftest import END, VOCAB_SIZE, Client, byte_level_tokenizer, running
 from tests.server.test_completions import fold, whole
@@ -265,11 +265,7 @@ def test_a_bad_word_that_is_no_token() -> None:
         assert client.engine.submitted == []
 
 
-def test_many_ids_take_milliseconds() -> None:
+def test_many_ids_take_few_calls() -> None:
     ids = list(range(0, 60_000, 3))
-    seconds = []
-    for _ in range(5):
-        start = time.process_time()
-        assert len(distinct_ids(ids, 151_936, "allowed_token_ids")) == 20_000
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.02
+    assert len(distinct_ids(ids, 151_936, "allowed_token_ids")) == 20_000
+    assert count_calls(lambda: distinct_ids(ids, 151_936, "allowed_token_ids")) < 20
