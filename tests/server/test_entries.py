@@ -11,6 +11,7 @@ import pytest
 
 from neper.server.entries.entries import Entries, LegacyArrays
 from neper.server.entries.score_texts import read_scores
+from neper.server.replies.completions import legacy_json
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.tokenizer import Tokenizer
 from neper.types import PackedRows
@@ -80,7 +81,7 @@ def test_legacy_arrays(tokenizer: Tokenizer, seed: int, k: int) -> None:
     tokens = detokenizer.step(ids) + detokenizer.flush()
     entries = Entries(tokenizer)
     written = entries.legacy(tokens, ids, read_scores(rows, k), k, offset=5)
-    arrays = json.loads(written.json())
+    arrays = json.loads(legacy_json(written))
 
     def label(text: str, data: bytes, held: bytes) -> str:
         if "\ufffd" not in (held + data).decode("utf-8", "replace"):
@@ -117,7 +118,7 @@ def test_legacy_arrays_join(tokenizer: Tokenizer) -> None:
     offset = sum(len(token.text) for token in tokens[:half])
     second = entries.legacy(tokens[half:], ids[half : len(tokens)], scored[half : len(tokens)], 3, offset=offset)
     assert LegacyArrays.join([first, second]) == whole
-    assert json.loads(LegacyArrays.join([]).json())["top_logprobs"] == []
+    assert json.loads(legacy_json(LegacyArrays.join([])))["top_logprobs"] == []
 
 
 def test_a_legacy_token_is_a_key_of_its_own_dict(tokenizer: Tokenizer) -> None:
@@ -126,14 +127,14 @@ def test_a_legacy_token_is_a_key_of_its_own_dict(tokenizer: Tokenizer) -> None:
     rows = PackedRows.pack([word], [-1.0], [1], [[word, other, space]], [[-1.0, -2.0, -3.0]])
     # A stop string left only the space, which is another token's text as well.
     cut = [TextToken(0, " ", b" ", b"", True)]
-    arrays = json.loads(Entries(tokenizer).legacy(cut, [word], read_scores(rows), 3, offset=0).json())
+    arrays = json.loads(legacy_json(Entries(tokenizer).legacy(cut, [word], read_scores(rows), 3, offset=0)))
     assert arrays["tokens"] == [" "]
     assert arrays["top_logprobs"] == [{" ": -1.0, "H": -2.0}]
     # A stop token is in no text, and this one is no whole character.
     part = next(i for i in range(330) if tokenizer.token_bytes(i) == b"\xf0")
     rows = PackedRows.pack([part], [-1.0], [1], [[part, other]], [[-1.0, -2.0]])
     hidden = [TextToken(0, "", b"\xf0", b"", False)]
-    arrays = json.loads(Entries(tokenizer).legacy(hidden, [part], read_scores(rows), 2, offset=0).json())
+    arrays = json.loads(legacy_json(Entries(tokenizer).legacy(hidden, [part], read_scores(rows), 2, offset=0)))
     assert arrays["tokens"] == ["bytes:\\xf0"]
     assert arrays["top_logprobs"] == [{"bytes:\\xf0": -1.0, "H": -2.0}]
 

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,8 +25,10 @@ from neper.server.generation import Generation
 from neper.server.openapi import ApiDocument
 from neper.server.replies.chat import ChatReply
 from neper.server.replies.completions import CompletionReply
+from neper.server.replies.encoding import encode
 from neper.server.replies.reply import Body, Reply, new_id
 from neper.server.replies.responses import ResponsesReply
+from neper.server.replies.schemas import Health, Model, ModelList, Version
 from neper.server.replies.sse import deliver
 from neper.server.requests.chat import chat_generation
 from neper.server.requests.generation import completion_generation
@@ -37,7 +38,6 @@ from neper.server.tokenization import detokenize, tokenize, tokenizer_info
 from neper.server.transport.asgi import header, send_body, send_json, unless_left
 from neper.server.transport.exchange import Exchange
 from neper.text.tokenizer import Tokenizer
-from neper.types import JsonObject
 
 Handler = Callable[[Service, Scope, Receive, Send], Awaitable[None]]
 
@@ -148,31 +148,25 @@ def _generates(
 
 
 async def _models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, orjson.dumps({"object": "list", "data": [_model_object(service)]}))
+    await send_json(send, encode(ModelList("list", [_model_object(service)])))
 
 
 async def _model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     service.check_model(scope["path_params"]["name"])
-    await send_json(send, orjson.dumps(_model_object(service)))
+    await send_json(send, encode(_model_object(service)))
 
 
-def _model_object(service: Service) -> JsonObject:
-    return {
-        "id": service.model_name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "neper",
-        "max_model_len": service.engine.capabilities.max_model_len,
-    }
+def _model_object(service: Service) -> Model:
+    return Model(service.model_name, "model", service.created, "neper", service.engine.capabilities.max_model_len)
 
 
 async def _health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     service.check_available()
-    await send_json(send, b'{"status":"ok"}')
+    await send_json(send, encode(Health("ok")))
 
 
 async def _version(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, orjson.dumps({"version": neper.__version__}))
+    await send_json(send, encode(Version(neper.__version__)))
 
 
 async def _metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

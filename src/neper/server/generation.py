@@ -14,16 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from neper.engine.interface import Engine
 from neper.errors import EngineError, NeperError, RequestTimeoutError
 from neper.server.choice import Choice, Delta
 from neper.server.metrics import Metrics
 from neper.server.timing import ChoiceTiming
-from neper.types import JsonObject
 
 log = logging.getLogger(__name__)
+
+
+class Usage(NamedTuple):
+    """Tokens of a request so far: of its prompts, those of them found in the cache, and of its replies."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
 
 class Admission(Protocol):
@@ -117,18 +124,15 @@ class Generation:
     def scores_prompts(self) -> bool:
         return any(choice.request.logprobs.prompt_top_k is not None for choice in self.choices)
 
-    def usage(self) -> JsonObject:
-        """The `usage` object so far. A prompt counts once however many choices it has."""
+    def usage(self) -> Usage:
+        """The tokens so far. A prompt counts once however many choices it has."""
         each = len(self.choices) // self._num_prompts
         prompts = self.choices[::each]
-        prompt_tokens = sum(len(choice.prompt.token_ids) for choice in prompts)
-        completion_tokens = sum(choice.num_tokens for choice in self.choices)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in prompts)},
-        }
+        return Usage(
+            prompt_tokens=sum(len(choice.prompt.token_ids) for choice in prompts),
+            cached_tokens=sum(choice.num_cached_tokens for choice in prompts),
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+        )
 
     async def _pump(self, choice: Choice) -> None:
         assert choice.stream is not None

@@ -16,6 +16,7 @@ from neper.server.bodies.responses import PARTS, ResponsesBody
 from neper.server.bodies.strict import Strict, only_values
 from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
 from neper.server.replies import schemas as replies
+from neper.server.transport.asgi import ErrorReply
 from neper.types import JsonObject
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -143,7 +144,7 @@ class ApiDocument:
         return self._made[version]
 
     def document(self, version: Version = "3.1") -> JsonObject:
-        structs: set[type[msgspec.Struct] | None] = {replies.ErrorReply}
+        structs: set[type[msgspec.Struct] | None] = {ErrorReply}
         for operation in OPERATIONS:
             structs |= {operation.body, operation.reply, operation.chunk, operation.event, *operation.parts}
         ordered = sorted(filter(None, structs), key=lambda struct: struct.__name__)
@@ -206,7 +207,7 @@ def _success(operation: Operation, version: Version) -> JsonObject:
     else:
         content = _json(operation.reply)
     if operation.chunk is not None:
-        chunk = _embedded({"anyOf": [_reference(operation.chunk), _reference(replies.ErrorReply)]})
+        chunk = _embedded({"anyOf": [_reference(operation.chunk), _reference(ErrorReply)]})
         content["text/event-stream"] = _stream(
             # "message" is what an event without a name is of.
             {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}, "event": {"const": "message"}},
@@ -240,7 +241,7 @@ def _failure(status: int) -> JsonObject:
     waits = status in (errors.QueueFullError.status, errors.OverloadedError.status)
     return {
         "description": HTTPStatus(status).phrase,
-        "content": _json(replies.ErrorReply),
+        "content": _json(ErrorReply),
         "headers": _headers(**({"Retry-After": "integer"} if waits else {})),
     }
 

@@ -39,9 +39,6 @@ class LegacyArrays(NamedTuple):
     top_logprobs: bytes
     text_offset: bytes
 
-    def json(self) -> bytes:
-        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % self
-
     @staticmethod
     def join(pieces: Sequence[LegacyArrays]) -> LegacyArrays:
         return LegacyArrays(*map(b",".join, zip(*pieces, strict=True))) if pieces else LegacyArrays(b"", b"", b"", b"")

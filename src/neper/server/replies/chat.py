@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
-
-import orjson
+from typing import Any
 
 from neper.server.bodies.chat import ChatBody
 from neper.server.choice import Choice, Delta, Part, join_rows
 from neper.server.generation import Generation
 from neper.server.replies.choices import ChoicesReply
+from neper.server.replies.encoding import HOLE, encode, ready, template
 from neper.server.replies.message_entries import MessageEntries
+from neper.server.replies.schemas import (
+    CallDelta,
+    CalledFunction,
+    CalledFunctionDelta,
+    CallMade,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
 from neper.server.service import Service
 from neper.text.token_text import Field
 from neper.text.tools import MadeCall
@@ -27,15 +41,23 @@ _LISTS: dict[Field, str] = {
 }
 
 
+def _logprobs(name: str, entries: Any) -> ChatLogprobs:
+    """A chunk's logprobs, with entries in one of the lists alone."""
+    lists: dict[str, Any] = {"content": [], name: entries}
+    return ChatLogprobs(refusal=None, **lists)
+
+
+_LOGPROBS = {field: template(_logprobs(name, [HOLE])) for field, name in _LISTS.items()}
+
+
 @dataclass
 class _Call:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
 
-    def json(self) -> JsonObject:
-        function = {"name": self.name, "arguments": "".join(self.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+    def made(self) -> CallMade:
+        return CallMade(self.id, "function", CalledFunction(self.name, "".join(self.arguments)))
 
 
 @dataclass
@@ -49,6 +71,8 @@ class _Folded:
 
 
 class ChatReply(ChoicesReply[ChatBody]):
+    whole = ChatCompletion
+    chunk = ChatChunk
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
@@ -64,71 +88,57 @@ class ChatReply(ChoicesReply[ChatBody]):
             self._prompt_logprobs = entries
 
     def begin(self) -> bytes:
-        extra = b""
+        extra: JsonObject = {}
         if self.request.return_token_ids:
-            extra = b',"prompt_token_ids":' + orjson.dumps(self.generation.choices[0].prompt.token_ids)
-        delta = {"role": "assistant", "content": ""}
+            extra["prompt_token_ids"] = self.generation.choices[0].prompt.token_ids
+        delta = ChatDelta(role="assistant", content="")
         return b"".join(
-            [
-                self.chunk({"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}, extra)
-                for choice in self.generation.choices
-            ]
+            [self.told(ChatChunkChoice(choice.index, delta, None, None), **extra) for choice in self.generation.choices]
         )
 
     def event(self, delta: Delta) -> bytes:
         sampled = delta.sampled if self.request.return_token_ids else None
-        shown = []  # each with the place among the delta's tokens where it ends
+        shown: list[tuple[Field, int, str, bytes, int]] = []  # each with the place where its tokens end in the delta's
         if delta.parts is None:
             entries = self._entries.of_delta(delta)
             if delta.text or entries:
-                text = b'{"content":%b}' % orjson.dumps(delta.text)
-                shown.append((text, _logprobs("content", entries), len(delta.tokens)))
+                shown.append(("content", -1, delta.text, entries, len(delta.tokens)))
         else:
             ends = _ends(delta.parts) if sampled else [0] * len(delta.parts)
             for part, end in zip(delta.parts, ends, strict=True):
                 entries = self._entries.of_part(delta, part)
                 if part.text or entries:
-                    fields = self._part_delta(delta.index, part)
-                    shown.append((fields, _logprobs(_LISTS[part.field], entries), end))
-        start, last = 0, max((end for *_, end in shown), default=0)
-        if sampled and last < len(sampled) and delta.finish_reason is None:
-            shown.append((b'{"content":""}', b"null", len(sampled)))
+                    shown.append((part.field, part.call, part.text, entries, end))
+        start = 0
+        if sampled and delta.finish_reason is None and max((end for *_, end in shown), default=0) < len(sampled):
+            shown.append(("content", -1, "", b"", len(sampled)))
         events = []
-        for fields, logprobs, end in shown:
-            extra = b""
+        for kind, call, text, entries, end in shown:
+            logprobs = _LOGPROBS[kind] % entries if entries else b"null"
+            fields: JsonObject = {}
             if sampled and end > start:
                 rows = sampled if end - start == len(sampled) else sampled[start:end]
-                extra = b"," + orjson.dumps(self.sampled_fields(delta.index, rows))[1:-1]
+                fields = self.sampled_fields(delta.index, rows)
                 start = end
-            events.append(
-                b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}]%b'
-                % (self.head, delta.index, fields, logprobs, extra, self.tail)
-            )
+            if fields or kind == "name":
+                made = self._begun(delta.index, call, text) if kind == "name" else _text_delta(kind, call, text)
+                events.append(self.told(ChatChunkChoice(delta.index, made, ready(logprobs), None, **fields)))
+            else:
+                events.append(self.told_json(_text_choice(delta.index, kind, call) % (encode(text), logprobs)))
         if delta.finish_reason is not None:
-            choice = {
-                "index": delta.index,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop_reason,
-                **self.sampled_fields(delta.index, sampled[start:] if sampled else None),
-            }
-            events.append(self.chunk(choice))
+            fields = self.sampled_fields(delta.index, sampled[start:] if sampled else None)
+            reason: Any = delta.finish_reason
+            choice = ChatChunkChoice(delta.index, ChatDelta(), None, reason, delta.stop_reason, **fields)
+            events.append(self.told(choice))
         return b"".join(events)
 
-    def _part_delta(self, index: int, part: Part) -> bytes:
-        if part.field == "content":
-            return b'{"content":%b}' % orjson.dumps(part.text)
-        if part.field == "reasoning":
-            return b'{"reasoning_content":%b}' % orjson.dumps(part.text)
-        if part.field == "arguments":
-            text = orjson.dumps(part.text)
-            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (part.call, text)
-        call_id, arguments = begun_call(self.service, self.generation.choices[index], part)
-        return orjson.dumps({"tool_calls": [{"index": part.call, **_Call(call_id, part.text, [arguments]).json()}]})
+    def _begun(self, index: int, call: int, name: str) -> ChatDelta:
+        call_id, arguments = begun_call(self.service, self.generation.choices[index], call)
+        function = CalledFunctionDelta(name=name, arguments=arguments)
+        return ChatDelta(tool_calls=[CallDelta(index=call, id=call_id, type="function", function=function)])
 
     def failure(self, index: int) -> bytes:
-        return self.chunk({"index": index, "delta": {}, "logprobs": None, "finish_reason": "error"})
+        return self.told(ChatChunkChoice(index, ChatDelta(), None, "error"))
 
     def add(self, delta: Delta) -> None:
         folded = self._folded[delta.index]
@@ -145,7 +155,7 @@ class ChatReply(ChoicesReply[ChatBody]):
             elif part.field == "reasoning":
                 folded.reasoning.append(part.text)
             elif part.field == "name":
-                call_id, arguments = begun_call(self.service, self.generation.choices[delta.index], part)
+                call_id, arguments = begun_call(self.service, self.generation.choices[delta.index], part.call)
                 folded.calls.append(_Call(call_id, part.text, [arguments]))
             else:
                 folded.calls[part.call].arguments.append(part.text)
@@ -155,31 +165,31 @@ class ChatReply(ChoicesReply[ChatBody]):
     def parts(self) -> Iterator[bytes]:
         extra: JsonObject = {}
         if self._prompt_logprobs is not None:
-            extra["prompt_logprobs"] = orjson.Fragment(b"[%b]" % self._prompt_logprobs)
+            extra["prompt_logprobs"] = ready(b"[%b]" % self._prompt_logprobs)
         if self.request.return_token_ids:
             extra["prompt_token_ids"] = self.generation.choices[0].prompt.token_ids
         return self.full(map(self._choice, range(len(self._folded))), **extra)
 
-    def _choice(self, index: int) -> JsonObject:
+    def _choice(self, index: int) -> ChatChoice:
         folded, self._folded[index] = self._folded[index], _Folded()
-        last = folded.last
-        content = "".join(folded.content)
-        message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+        assert folded.last is not None
+        message = ChatMessage("assistant", "".join(folded.content), None)
         parser = self.generation.choices[index].parser
         if parser is not None and parser.reasons:
-            message["reasoning_content"] = "".join(folded.reasoning) or None
+            message.reasoning_content = "".join(folded.reasoning) or None
             folded.entries.setdefault("reasoning_content", [])
         if folded.calls:
-            message["content"] = content or None
-            message["tool_calls"] = [call.json() for call in folded.calls]
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": _all_logprobs(folded) if self.generation.choices[index].scored else None,
-            "finish_reason": last and last.finish_reason,
-            "stop_reason": last and last.stop_reason,
+            message.content = message.content or None
+            message.tool_calls = [call.made() for call in folded.calls]
+        reason: Any = folded.last.finish_reason
+        return ChatChoice(
+            index,
+            message,
+            _all_logprobs(folded) if self.generation.choices[index].scored else None,
+            reason,
+            folded.last.stop_reason,
             **self.sampled_fields(index, join_rows(folded.sampled)),
-        }
+        )
 
 
 def _ends(parts: Sequence[Part]) -> list[int]:
@@ -194,21 +204,26 @@ def _ends(parts: Sequence[Part]) -> list[int]:
     return [last + 1 if first is None or last <= first else first for last, first in zip(lasts, following, strict=True)]
 
 
-def _all_logprobs(folded: _Folded) -> JsonObject:
-    lists = {name: orjson.Fragment(b"[%b]" % b",".join(entries)) for name, entries in folded.entries.items()}
-    return {"content": lists.pop("content"), "refusal": None, **lists}
+def _all_logprobs(folded: _Folded) -> ChatLogprobs:
+    lists = {name: ready(b"[%b]" % b",".join(entries)) for name, entries in folded.entries.items()}
+    return ChatLogprobs(refusal=None, **lists)
 
 
-def _logprobs(name: str, entries: bytes) -> bytes:
-    """A chunk's logprobs, with entries in one of the lists alone."""
-    if not entries:
-        return b"null"
-    if name == "content":
-        return b'{"content":[%b],"refusal":null}' % entries
-    return b'{"content":[],"refusal":null,"%b":[%b]}' % (name.encode(), entries)
+@lru_cache(maxsize=1024)
+def _text_choice(index: int, field: Field, call: int) -> bytes:
+    """The choice of a chunk with a text of a field, as a format of that text and of its logprobs."""
+    return template(ChatChunkChoice(index, _text_delta(field, call, HOLE), HOLE, None))
 
 
-def begun_call(service: Service, choice: Choice, part: Part) -> tuple[str, str]:
-    """The id and the arguments without tokens of the call whose name this part is."""
-    made = MadeCall() if choice.parser is None else choice.parser.made(part.call)
+def _text_delta(field: Field, call: int, text: str) -> ChatDelta:
+    if field == "content":
+        return ChatDelta(content=text)
+    if field == "reasoning":
+        return ChatDelta(reasoning_content=text)
+    return ChatDelta(tool_calls=[CallDelta(index=call, function=CalledFunctionDelta(arguments=text))])
+
+
+def begun_call(service: Service, choice: Choice, call: int) -> tuple[str, str]:
+    """The id of a call whose name has come, and its arguments where they are in no token."""
+    made = MadeCall() if choice.parser is None else choice.parser.made(call)
     return made.id or service.tokenizer.new_call_id(), "{}" if made.empty else ""

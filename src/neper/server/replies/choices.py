@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-import orjson
+from msgspec import UNSET, Struct, UnsetType
 
 from neper.errors import EngineError, NeperError
 from neper.server.choice import Choice, Delta, Prompt, join_rows
 from neper.server.entries.score_texts import ScoreText, read_scores
 from neper.server.generation import Generation
+from neper.server.replies import schemas
+from neper.server.replies.encoding import HOLE, around, encode, ready
 from neper.server.replies.reply import Body, Reply
 from neper.server.service import Service
 from neper.server.transport.asgi import error_json
@@ -24,22 +27,18 @@ INLINE_PROMPT_ENTRIES = 1000
 
 
 class ChoicesReply(Reply[Body]):
-    """A reply of choices. `head` and `tail` are what stands around the choices in a chunk."""
+    """A reply of choices. `whole` and `chunk` are what it is and what an event of its stream has."""
 
+    whole: type[schemas.ChatCompletion | schemas.Completion]
+    chunk: type[schemas.ChatChunk | schemas.CompletionChunk]
     kind = ""
     chunk_kind = ""
     done = b"data: [DONE]\n\n"
 
     def __init__(self, service: Service, body: Body, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
-        self.head = b"data: " + orjson.dumps(self._envelope(self.chunk_kind))[:-1] + b',"choices":['
-        self._tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
-
-    @property
-    def tail(self) -> bytes:
-        if self.request.continuous_usage:
-            return b',"usage":' + orjson.dumps(self.generation.usage()) + b"}\n\n"
-        return self._tail
+        self._continuous_usage = body.continuous_usage
+        self._around_choice = around(self._chunk([HOLE]))
 
     async def open(self, delta: Delta) -> None:
         choice = self.generation.choices[delta.index]
@@ -60,22 +59,28 @@ class ChoicesReply(Reply[Body]):
     def end(self) -> bytes:
         if not self.request.include_usage:
             return b""
-        return self.head + b'],"usage":' + orjson.dumps(self.generation.usage()) + b"}\n\n"
+        return _event(encode(self._chunk([], usage=self._usage())))
 
     def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
-        return b"".join([*map(self.failure, unfinished), b"data: " + error_json(error) + b"\n\n"])
+        return b"".join([*map(self.failure, unfinished), _event(error_json(error))])
 
-    def chunk(self, choice: JsonObject, extra: bytes = b"") -> bytes:
-        """A stream event with one choice; `extra` are ready-made members of the chunk (`,"name":value`)."""
-        return b"%b%b]%b%b" % (self.head, orjson.dumps(choice), extra, self.tail)
+    def told(self, choice: Struct, **extra: Any) -> bytes:
+        """A stream event with one choice; `extra` are other fields of the chunk."""
+        return _event(encode(self._chunk([choice], **extra))) if extra else self.told_json(encode(choice))
 
-    def full(self, choices: Iterable[JsonObject], **extra: object) -> Iterator[bytes]:
-        yield orjson.dumps(self._envelope(self.kind))[:-1] + b',"choices":['
+    def told_json(self, choice: bytes) -> bytes:
+        """A stream event with one choice, which is JSON already."""
+        before, after = around(self._chunk([HOLE])) if self._continuous_usage else self._around_choice
+        return b"data: %b%b%b\n\n" % (before, choice, after)
+
+    def full(self, choices: Iterable[Struct], **extra: Any) -> Iterator[bytes]:
+        fields = {**self._envelope(self.kind), "choices": [HOLE], "usage": self._usage()}
+        yield around(self.whole(**fields))[0]
         for place, choice in enumerate(choices):
             if place:
                 yield b","
-            yield orjson.dumps(choice)
-        yield b"]," + orjson.dumps({"usage": self.generation.usage(), **extra})[1:]
+            yield encode(choice)
+        yield around(self.whole(**fields, **extra))[1]
 
     def sampled_fields(self, index: int, rows: PackedRows | None) -> JsonObject:
         """A choice's `token_ids`, and with logprobs `token_logprobs`, where the request wants them."""
@@ -83,7 +88,7 @@ class ChoicesReply(Reply[Body]):
             return {}
         fields: JsonObject = {"token_ids": rows.token_ids.tolist() if rows else []}
         if self.generation.choices[index].scored:
-            fields["token_logprobs"] = orjson.Fragment(b"[%b]" % _own_numbers(rows))
+            fields["token_logprobs"] = ready(b"[%b]" % _own_numbers(rows))
         return fields
 
     def prompt_logprobs(self, choice: Choice) -> bytes | None:
@@ -94,6 +99,21 @@ class ChoicesReply(Reply[Body]):
         tokens, begin = read_prompt(choice.prompt, self.service.tokenizer)
         return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
 
+    def _chunk(self, choices: list[Any], **extra: Any) -> Struct:
+        usage: schemas.Usage | UnsetType | None = UNSET
+        if self.request.include_usage:
+            usage = self._usage() if self._continuous_usage else None
+        return self.chunk(**{**self._envelope(self.chunk_kind), "choices": choices, "usage": usage, **extra})
+
+    def _usage(self) -> schemas.Usage:
+        usage = self.generation.usage()
+        return schemas.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            prompt_tokens_details=schemas.CachedTokens(cached_tokens=usage.cached_tokens),
+        )
+
     def _envelope(self, kind: str) -> JsonObject:
         return {
             "id": self._reply_id,
@@ -102,6 +122,10 @@ class ChoicesReply(Reply[Body]):
             "model": self.service.model_name,
             "system_fingerprint": None,
         }
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data
 
 
 def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[TextToken], int]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import orjson
+from functools import lru_cache
+from typing import Any
 
 from neper.server.bodies.completion import CompletionBody
 from neper.server.choice import Choice, Delta, join_rows
 from neper.server.entries.entries import LegacyArrays
 from neper.server.generation import Generation
 from neper.server.replies.choices import ChoicesReply, prompt_scores, read_prompt
+from neper.server.replies.encoding import HOLE, encode, ready, template
+from neper.server.replies.schemas import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+)
 from neper.server.service import Service
 from neper.types import JsonObject, PackedRows, listed_places
+
+_LOGPROBS = template(CompletionLogprobs(tokens=[HOLE], token_logprobs=[HOLE], top_logprobs=[HOLE], text_offset=[HOLE]))
 
 
 @dataclass
@@ -31,6 +41,8 @@ class _State:
 
 
 class CompletionReply(ChoicesReply[CompletionBody]):
+    whole = Completion
+    chunk = CompletionChunk
     kind = "text_completion"
     chunk_kind = "text_completion"
 
@@ -75,33 +87,27 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         if delta.first and self.request.return_token_ids:
             prompt_ids["prompt_token_ids"] = self.generation.choices[delta.index].prompt.token_ids
         if delta.first and state.echo is not None:
-            choice = {
-                "index": delta.index,
-                "text": state.echo,
-                "logprobs": _logprobs(state.echo_logprobs),
-                "finish_reason": None,
-                **prompt_ids,
-            }
+            scores = None if state.echo_logprobs is None else ready(legacy_json(state.echo_logprobs))
+            events.append(self.told(CompletionChunkChoice(delta.index, state.echo, scores, None, **prompt_ids)))
             prompt_ids = {}
-            events.append(self.chunk(choice))
             state.echo_logprobs = None
         pieces = self._arrays(delta, state)
         sampled = delta.sampled if self.request.return_token_ids else None
         if delta.text or pieces is not None or delta.finish_reason is not None or sampled or prompt_ids:
-            choice = {
-                "index": delta.index,
-                "text": delta.text,
-                "logprobs": _logprobs(pieces),
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop_reason,
-                **prompt_ids,
-                **self.sampled_fields(delta.index, sampled),
-            }
-            events.append(self.chunk(choice))
+            logprobs = b"null" if pieces is None else legacy_json(pieces)
+            if delta.finish_reason is None and not self.request.return_token_ids:
+                events.append(self.told_json(_text_choice(delta.index) % (encode(delta.text), logprobs)))
+            else:
+                fields = {**prompt_ids, **self.sampled_fields(delta.index, sampled)}
+                reason: Any = delta.finish_reason
+                choice = CompletionChunkChoice(
+                    delta.index, delta.text, ready(logprobs), reason, delta.stop_reason, **fields
+                )
+                events.append(self.told(choice))
         return b"".join(events)
 
     def failure(self, index: int) -> bytes:
-        return self.chunk({"index": index, "text": "", "logprobs": None, "finish_reason": "error"})
+        return self.told(CompletionChunkChoice(index, "", None, "error"))
 
     def add(self, delta: Delta) -> None:
         state = self._states[delta.index]
@@ -116,26 +122,27 @@ class CompletionReply(ChoicesReply[CompletionBody]):
     def parts(self) -> Iterator[bytes]:
         return self.full(map(self._choice, range(len(self._states))))
 
-    def _choice(self, index: int) -> JsonObject:
+    def _choice(self, index: int) -> CompletionChoice:
         state = self._states[index]
-        last = state.last
+        assert state.last is not None
         # The first choice of a prompt had it scored, for all of them.
         scored = self._states[index - index % self._n]
         pieces = [scored.echo_logprobs, *state.pieces] if scored.echo_logprobs is not None else state.pieces
         scored_choice = self.generation.choices[index].scored
-        logprobs = _logprobs(LegacyArrays.join(pieces)) if scored_choice else None
-        choice: JsonObject = {
-            "index": index,
-            "text": "".join(state.text),
-            "logprobs": logprobs,
-            "finish_reason": last and last.finish_reason,
-            "stop_reason": last and last.stop_reason,
+        logprobs = ready(legacy_json(LegacyArrays.join(pieces))) if scored_choice else None
+        reason: Any = state.last.finish_reason
+        choice = CompletionChoice(
+            index,
+            "".join(state.text),
+            logprobs,
+            reason,
+            state.last.stop_reason,
             **self.sampled_fields(index, join_rows(state.sampled)),
-        }
+        )
         if scored.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = orjson.Fragment(b"[%b]" % scored.prompt_logprobs)
+            choice.prompt_logprobs = ready(b"[%b]" % scored.prompt_logprobs)
         if self.request.return_token_ids:
-            choice["prompt_token_ids"] = self.generation.choices[index].prompt.token_ids
+            choice.prompt_token_ids = self.generation.choices[index].prompt.token_ids
         state.pieces = []
         if index % self._n == self._n - 1:
             scored.echo_logprobs = scored.prompt_logprobs = None
@@ -158,5 +165,11 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         return pieces
 
 
-def _logprobs(pieces: LegacyArrays | None) -> orjson.Fragment | None:
-    return None if pieces is None else orjson.Fragment(pieces.json())
+def legacy_json(arrays: LegacyArrays) -> bytes:
+    return _LOGPROBS % arrays
+
+
+@lru_cache(maxsize=1024)
+def _text_choice(index: int) -> bytes:
+    """The choice of a chunk in the middle of a text, as a format of that text and of its logprobs."""
+    return template(CompletionChunkChoice(index, HOLE, HOLE, None, None))

@@ -13,10 +13,11 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import msgspec
-import orjson
+from msgspec import UNSET
 
 from neper.errors import NeperError
 from neper.server.bodies.response_items import InputCall, InputItem, InputMessage, InputPart, InputReasoning
@@ -24,7 +25,9 @@ from neper.server.bodies.response_tools import FunctionTool
 from neper.server.bodies.responses import ReasoningConfig, ResponsesBody, TextConfig
 from neper.server.choice import Delta
 from neper.server.generation import Generation
+from neper.server.replies import schemas
 from neper.server.replies.chat import begun_call
+from neper.server.replies.encoding import HOLE, encode, ready, template
 from neper.server.replies.message_entries import MessageEntries
 from neper.server.replies.reply import Reply
 from neper.server.service import Service
@@ -48,7 +51,7 @@ class _Item(ABC):
         return "".join(self._texts)
 
     @abstractmethod
-    def json(self, *, begun: bool = False) -> JsonObject:
+    def json(self, *, begun: bool = False) -> Any:
         """The item as it stands; `begun`: as it stood before its first text."""
 
     @abstractmethod
@@ -71,11 +74,11 @@ class _TextItem(_Item):
             self._entries.append(entries)
 
     @property
-    def logprobs(self) -> orjson.Fragment:
-        return orjson.Fragment(b"[%b]" % b",".join(self._entries))
+    def logprobs(self) -> Any:
+        return ready(b"[%b]" % b",".join(self._entries))
 
     @abstractmethod
-    def part(self) -> JsonObject:
+    def part(self) -> schemas.ReasoningPart | schemas.TextPart:
         """Its text as it stands."""
 
 
@@ -83,10 +86,10 @@ class _Reasoning(_TextItem):
     prefix = "rs"
     text_kind = "reasoning_text"
 
-    def part(self) -> JsonObject:
-        return {"type": self.text_kind, "text": self.text}
+    def part(self) -> schemas.ReasoningPart:
+        return schemas.ReasoningPart(self.text)
 
-    def json(self, *, begun: bool = False) -> JsonObject:
+    def json(self, *, begun: bool = False) -> Any:
         content = [] if begun else [self.part()]
         return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
 
@@ -98,10 +101,10 @@ class _Message(_TextItem):
     prefix = "msg"
     text_kind = "output_text"
 
-    def part(self) -> JsonObject:
-        return {"type": self.text_kind, "text": self.text, "annotations": [], "logprobs": self.logprobs}
+    def part(self) -> schemas.TextPart:
+        return schemas.TextPart(self.text, [], self.logprobs)
 
-    def json(self, *, begun: bool = False) -> JsonObject:
+    def json(self, *, begun: bool = False) -> Any:
         content = [] if begun else [self.part()]
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
 
@@ -122,7 +125,7 @@ class _Call(_Item):
     def add(self, arguments: str) -> None:
         self._texts.append(arguments)
 
-    def json(self, *, begun: bool = False) -> JsonObject:
+    def json(self, *, begun: bool = False) -> Any:
         return {
             "id": self.id,
             "type": "function_call",
@@ -170,7 +173,7 @@ class ResponsesReply(Reply[ResponsesBody]):
             elif part.field == "content":
                 self._add_text(_Message, part.text, self._entries.of_part(delta, part))
             elif part.field == "name":
-                call_id, arguments = begun_call(self.service, self.generation.choices[0], part)
+                call_id, arguments = begun_call(self.service, self.generation.choices[0], part.call)
                 self._open(_Call(part.text, call_id))
                 if arguments:
                     self._add_arguments(arguments)
@@ -195,7 +198,7 @@ class ResponsesReply(Reply[ResponsesBody]):
         return self._told()
 
     def parts(self) -> Iterator[bytes]:
-        yield orjson.dumps(self._response())
+        yield encode(self._response())
 
     def _add_text(self, kind: type[_TextItem], text: str, entries: bytes) -> None:
         if not text and not entries:
@@ -205,8 +208,10 @@ class ResponsesReply(Reply[ResponsesBody]):
         item = self._items[-1]
         assert isinstance(item, _TextItem)
         item.add(text, entries)
-        logprobs = {"logprobs": orjson.Fragment(b"[%b]" % entries)} if kind is _Message else {}
-        self._tell_of_content(f"{item.text_kind}.delta", delta=text, **logprobs)
+        if self.request.stream:
+            event = _text_event(item.text_kind, item.id, len(self._items) - 1)
+            scores = (entries,) if kind is _Message else ()
+            self._send(f"response.{item.text_kind}.delta", event % (b"%d" % self._num_events, encode(text), *scores))
 
     def _add_arguments(self, text: str) -> None:
         call = self._items[-1]
@@ -247,44 +252,45 @@ class ResponsesReply(Reply[ResponsesBody]):
             self._tell_of_item("function_call_arguments.done", arguments=item.text)
         self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.json())
 
-    def _tell_of_content(self, what: str, **fields: object) -> None:
+    def _tell_of_content(self, what: str, **fields: Any) -> None:
         self._tell_of_item(what, content_index=0, **fields)
 
-    def _tell_of_item(self, what: str, **fields: object) -> None:
+    def _tell_of_item(self, what: str, **fields: Any) -> None:
         self._tell(f"response.{what}", item_id=self._items[-1].id, output_index=len(self._items) - 1, **fields)
 
-    def _tell(self, kind: str, **fields: object) -> None:
+    def _tell(self, kind: Any, **fields: Any) -> None:
         if self.request.stream:
-            data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
-            self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
-            self._num_events += 1
+            self._send(kind, encode(schemas.ResponseEvent(kind, self._num_events, **fields)))
+
+    def _send(self, kind: str, data: bytes) -> None:
+        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+        self._num_events += 1
 
     def _told(self) -> bytes:
         events, self._events = b"".join(self._events), []
         return events
 
-    def _response(self) -> JsonObject:
+    def _response(self) -> schemas.Response:
         """The response as it stands."""
-        error = {"code": "server_error", "message": self._error}
-        ended = self._status in ("completed", "incomplete")
-        return {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "completed_at": int(time.time()) if self._status == "completed" else None,
-            "status": self._status,
-            "error": error if self._status == "failed" else None,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+        failed, cut = self._status == "failed", self._status == "incomplete"
+        return schemas.Response(
+            id=self._id,
+            object="response",
+            created_at=self._created,
+            completed_at=int(time.time()) if self._status == "completed" else None,
+            status=self._status,
+            error=schemas.ResponseError("server_error", self._error) if failed else None,
+            incomplete_details=schemas.IncompleteDetails("max_output_tokens") if cut else None,
+            output=[item.json() for item in self._items],
+            usage=self._usage() if self._status in ("completed", "incomplete") else None,
             **self._given,
-            "output": [item.json() for item in self._items],
-            "usage": self._usage() if ended else None,
-        }
+        )
 
     def _given_fields(self) -> JsonObject:
         """What the request said, and what goes without saying."""
         body, sampling = self.request, self.generation.choices[0].request.sampling
         text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
-        verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
+        form = _given(text.format) or {"type": "text"}
         return {
             "background": False,
             "instructions": body.instructions,
@@ -295,13 +301,13 @@ class ResponsesReply(Reply[ResponsesBody]):
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+            "reasoning": schemas.ResponseReasoning(reasoning.effort, reasoning.summary or reasoning.generate_summary),
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": _given(text.format) or {"type": "text"}, **verbosity},
-            "tool_choice": msgspec.to_builtins(body.choice),
+            "text": schemas.ResponseText(form, UNSET if text.verbosity is None else text.verbosity),
+            "tool_choice": body.choice,
             "tools": [_shown_tool(function) for function in body.functions],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
@@ -309,15 +315,25 @@ class ResponsesReply(Reply[ResponsesBody]):
             "user": body.user,
         }
 
-    def _usage(self) -> JsonObject:
+    def _usage(self) -> schemas.ResponseUsage:
         usage = self.generation.usage()
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
-            "total_tokens": usage["total_tokens"],
-        }
+        return schemas.ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=schemas.ResponseInputDetails(usage.cached_tokens, cache_write_tokens=0),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=schemas.ResponseOutputDetails(self._num_reasoning_tokens),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _text_event(text_kind: str, item_id: str, output_index: int) -> bytes:
+    """An event with a text of an item, as a format of its number, that text, and the entries of a message."""
+    kind: Any = f"response.{text_kind}.delta"
+    event = schemas.ResponseEvent(kind, HOLE, item_id=item_id, output_index=output_index, content_index=0, delta=HOLE)
+    if text_kind == _Message.text_kind:
+        event.logprobs = [HOLE]
+    return template(event)
 
 
 def _given(object: msgspec.Struct | None) -> JsonObject:

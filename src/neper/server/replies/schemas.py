@@ -1,6 +1,7 @@
-"""Schemas of replies: what each endpoint answers, for its documentation and its tests.
+"""Schemas of replies: what each endpoint answers.
 
-Nothing is served from these: replies are written as bytes. A field that may be left out is UNSET here, never null.
+Replies are encoded from these, but for the items and tools of a response: those have their id before their type, and
+are only described here. A field that may be left out is UNSET, never null.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from neper.server.transport.asgi import Error
+
 Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0)]
 Logprob = Annotated[float, Meta(ge=-9999.0, le=0.0, description="Natural log; -9999.0 stands for -inf.")]
@@ -18,17 +21,6 @@ Byte = Annotated[int, Meta(ge=0, le=255)]
 
 class Schema(msgspec.Struct, forbid_unknown_fields=True):
     pass
-
-
-class Error(Schema):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(Schema):
-    error: Error
 
 
 class Alternative(Schema):
@@ -94,19 +86,16 @@ class PromptEntry(Schema):
 PromptLogprobs = list[dict[str, PromptEntry] | None]
 
 
-class Sampled(Schema):
-    """What a choice has of its sampled ids, with `return_token_ids`."""
+class ChatChoice(Schema):
+    """`token_ids` and `token_logprobs` are of all sampled tokens, with `return_token_ids`."""
 
-    token_ids: list[TokenId] | UnsetType = UNSET
-    token_logprobs: list[Logprob] | UnsetType = UNSET
-
-
-class ChatChoice(Sampled, kw_only=True):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None
+    token_ids: list[TokenId] | UnsetType = UNSET
+    token_logprobs: list[Logprob] | UnsetType = UNSET
 
 
 class ChatCompletion(Schema):
@@ -140,12 +129,14 @@ class ChatDelta(Schema):
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
-class ChatChunkChoice(Sampled, kw_only=True):
+class ChatChunkChoice(Schema):
     index: Count
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls", "error"] | None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[TokenId] | UnsetType = UNSET
+    token_logprobs: list[Logprob] | UnsetType = UNSET
 
 
 class ChatChunk(Schema):
@@ -157,8 +148,8 @@ class ChatChunk(Schema):
     model: str
     system_fingerprint: None
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[TokenId] | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class CompletionLogprobs(Schema):
@@ -170,12 +161,14 @@ class CompletionLogprobs(Schema):
     text_offset: list[Count]
 
 
-class CompletionChoice(Sampled, kw_only=True):
+class CompletionChoice(Schema):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
+    token_ids: list[TokenId] | UnsetType = UNSET
+    token_logprobs: list[Logprob] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[TokenId] | UnsetType = UNSET
 
@@ -190,13 +183,15 @@ class Completion(Schema):
     usage: Usage
 
 
-class CompletionChunkChoice(Sampled, kw_only=True):
+class CompletionChunkChoice(Schema):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length", "error"] | None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_token_ids: list[TokenId] | UnsetType = UNSET
+    token_ids: list[TokenId] | UnsetType = UNSET
+    token_logprobs: list[Logprob] | UnsetType = UNSET
 
 
 class CompletionChunk(Schema):
@@ -360,11 +355,11 @@ class ResponseEvent(Schema):
     ]
     sequence_number: Count
     response: Response | UnsetType = UNSET
-    item: ReasoningItem | MessageItem | CallItem | UnsetType = UNSET
-    part: ReasoningPart | TextPart | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     output_index: Count | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
+    item: ReasoningItem | MessageItem | CallItem | UnsetType = UNSET
+    part: ReasoningPart | TextPart | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET

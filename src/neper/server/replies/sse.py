@@ -55,7 +55,7 @@ async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send:
         watcher.cancel()
         generation.close()
         usage = generation.usage()
-        exchange.prompt_tokens, exchange.generated_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        exchange.prompt_tokens, exchange.generated_tokens = usage.prompt_tokens, usage.completion_tokens
 
 
 async def _fold(reply: Reply[Any], exchange: Exchange) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-import orjson
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from neper.errors import InvalidRequestError, NeperError, RequestTooLargeError, UnsupportedMediaTypeError
@@ -17,6 +17,17 @@ Result = TypeVar("Result")
 
 # Larger replies are sent in parts, without a length.
 LARGE_REPLY = 2**20
+
+
+class Error(msgspec.Struct, forbid_unknown_fields=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(msgspec.Struct, forbid_unknown_fields=True):
+    error: Error
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -155,9 +166,7 @@ def error_headers(error: NeperError) -> list[Header]:
 
 
 def error_json(error: NeperError) -> bytes:
-    return orjson.dumps(
-        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
-    )
+    return msgspec.json.encode(ErrorReply(Error(error.message, error.type, error.param, error.code)))
 
 
 def _too_large(limit: int) -> RequestTooLargeError:
