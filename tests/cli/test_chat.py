@@ -137,6 +137,7 @@ def test_a_terminal_gets_shades_and_a_table(tiny: str) -> None:
     assert PLAIN_HEADER not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo terminal")
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_a_terminal_without_colour_gets_numbers(tiny: str, environment: dict[str, str]) -> None:

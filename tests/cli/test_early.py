@@ -119,6 +119,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: arguments[0])
 def test_case_99_a_full_disk_is_one_line(arguments: tuple[str, ...], tiny: str) -> None:

@@ -113,6 +113,7 @@ def test_serves_then_ends_with_0_on_sigterm(tiny: Path) -> None:
         assert gone(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_running_request_is_finished_before_the_end(tiny: Path, number: signal.Signals) -> None:
     with ServerProcess(tiny) as server:

@@ -100,6 +100,7 @@ def test_the_same_rows_as_in_process(directory: Path) -> None:
     go(test())
 
 
+@pytest.mark.slow
 def test_case_77_the_process_reads_a_gguf_files_own_values(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_case_77_the_process_reads_a_gguf_files_own_values(
     go(test())
 
 
+@pytest.mark.slow
 def test_a_closed_stream_stops_the_work(directory: Path) -> None:
     async def test() -> None:
         async with engine(directory) as client:
@@ -135,6 +137,7 @@ def test_a_closed_stream_stops_the_work(directory: Path) -> None:
     go(test())
 
 
+@pytest.mark.slow
 def test_a_bad_request_is_an_error_and_the_next_one_works(directory: Path) -> None:
     async def test() -> None:
         async with engine(directory) as client:
@@ -146,6 +149,7 @@ def test_a_bad_request_is_an_error_and_the_next_one_works(directory: Path) -> No
     go(test())
 
 
+@pytest.mark.slow
 def test_death_is_an_error_for_its_requests_and_the_next_engine_serves(directory: Path) -> None:
     async def test() -> None:
         async with engine(directory) as client:
@@ -172,6 +176,7 @@ def test_death_is_an_error_for_its_requests_and_the_next_engine_serves(directory
     go(test())
 
 
+@pytest.mark.slow
 def test_case_116_an_engine_that_hangs_takes_no_requests_and_is_started_again(directory: Path) -> None:
     async def test() -> None:
         async with engine(directory) as client:
@@ -276,6 +281,7 @@ def test_close_ends_the_process_and_open_streams(directory: Path) -> None:
     go(test())
 
 
+@pytest.mark.slow
 def test_closing_a_stream_wakes_the_task_that_waits_for_it(directory: Path) -> None:
     async def test() -> None:
         async with engine(directory) as client:
@@ -293,6 +299,7 @@ def test_closing_a_stream_wakes_the_task_that_waits_for_it(directory: Path) -> N
     go(test())
 
 
+@pytest.mark.slow
 def test_a_request_that_cannot_be_sent_leaves_nothing(directory: Path) -> None:
     async def test() -> None:
         async with engine(directory) as client:
@@ -308,6 +315,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing(directory: Path) -> None:
     go(test())
 
 
+@pytest.mark.slow
 def test_it_starts_again_after_a_start_that_could_not_even_begin(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +354,7 @@ def test_it_can_be_closed_while_it_waits_to_start_again(
         go(test())
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_are_start_up_errors(directory: Path) -> None:
     async def start(**config: Any) -> None:
         async with engine(directory, **config):
@@ -359,6 +368,7 @@ def test_settings_that_do_not_fit_are_start_up_errors(directory: Path) -> None:
         go(start(device="cuda:7"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", [True, False])
 def test_the_engine_ends_when_its_parent_is_killed(directory: Path, ready: bool) -> None:
     script = f"""

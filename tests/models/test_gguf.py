@@ -221,6 +221,7 @@ def _child(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_leaves_no_broken_cache(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     die = "convert(Path(sys.argv[1]), Path(sys.argv[2]), progress=lambda done, *_: os._exit(9) if done == 5 else None)"
     child = _child(die, tiny[0], tmp_path)
@@ -249,6 +250,7 @@ def test_case_120_a_full_disk_is_found_before_the_work(
     assert convert(tiny[0], tmp_path / "cache").is_dir()
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     # Each waits in its first tensor until the other is there too, so both write and one finds the other's result.
     meet = """
@@ -273,6 +275,7 @@ def test_a_cache_that_cannot_be_written(tiny: tuple[Path, PreTrainedModel], tmp_
         convert(tiny[0], tmp_path / "file" / "cache")
 
 
+@pytest.mark.slow
 def test_a_full_disk(tiny: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     # A limit on the size of files fails a write as a full disk does: with an OSError half-way.
     limited = (

@@ -100,6 +100,7 @@ def carrier() -> str:
     return folder
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_transformers_own_gguf_reader(smollm2: ModelSource, carrier: str) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(carrier, gguf_file=_EMBEDDED_FILE, dtype=torch.float32)
     stored = load_file(smollm2.path / "model.safetensors")
@@ -109,6 +110,7 @@ def test_weights_are_those_of_transformers_own_gguf_reader(smollm2: ModelSource,
         assert torch.equal(stored[name], weight.bfloat16()), name
 
 
+@pytest.mark.slow
 def test_case_77_float32_weights_are_the_files_own(smollm2: ModelSource, model_cache: Path, carrier: str) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(carrier, gguf_file=_EMBEDDED_FILE, dtype=torch.float32)
     decoder = load(resolve(DEFAULT_MODEL, cache_dir=model_cache), dtype=torch.float32, device=torch.device("cpu"))
@@ -119,6 +121,7 @@ def test_case_77_float32_weights_are_the_files_own(smollm2: ModelSource, model_c
     assert torch.equal(attention, torch.cat([expected[f"{prefix}.{part}_proj.weight"] for part in "qkv"]))
 
 
+@pytest.mark.slow
 def test_tokenizer_is_that_of_transformers_own_gguf_reader(smollm2: ModelSource, carrier: str) -> None:
     theirs = AutoTokenizer.from_pretrained(carrier, gguf_file=_EMBEDDED_FILE)
     ours = AutoTokenizer.from_pretrained(smollm2.path)

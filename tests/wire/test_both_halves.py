@@ -105,6 +105,7 @@ def numbers(rows: PackedRows) -> Any:
     return np.hstack([rows.logprob.reshape(-1, 1), np.where(rows.top_ids >= 0, rows.top_logprobs, 0.0)])
 
 
+@pytest.mark.slow
 def test_a_hundred_random_requests(directory: Path, tmp_path: Path) -> None:
     """Eight at a time, some left in the middle. Who shares a step can change a sum's last bits, and so near ties."""
     numbered = random.Random(1)
