@@ -116,7 +116,7 @@ def test_serves_then_ends_with_0_on_sigterm(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_running_request_is_finished_before_the_end(tiny: Path, number: signal.Signals) -> None:
-    with ServerProcess(tiny) as server:
+    with ServerProcess(tiny, "--drain-timeout", "600") as server:
         url = server.wait_ready().url
         events = stream(url, 1000)
         next(events)
@@ -131,6 +131,7 @@ def test_a_running_request_is_finished_before_the_end(tiny: Path, number: signal
             httpx.get(f"{url}/health")
 
 
+@pytest.mark.slow
 def test_a_request_that_outlasts_the_drain_ends_with_an_error(tiny: Path) -> None:
     with ServerProcess(tiny, "--drain-timeout", "0.5") as server:
         events = stream(server.wait_ready().url, 30000)
@@ -142,6 +143,7 @@ def test_a_request_that_outlasts_the_drain_ends_with_an_error(tiny: Path) -> Non
         assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_second_interrupt_ends_at_once(tiny: Path) -> None:
     with ServerProcess(tiny, "--drain-timeout", "3600") as server:
@@ -158,6 +160,7 @@ def test_a_second_interrupt_ends_at_once(tiny: Path) -> None:
         assert any("error" in json.loads(event) for event in events if event != "[DONE]")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_an_interrupt_while_it_starts_ends_it_and_its_engine(tiny: Path) -> None:
     with ServerProcess(tiny) as server:
@@ -171,6 +174,7 @@ def test_an_interrupt_while_it_starts_ends_it_and_its_engine(tiny: Path) -> None
         assert gone(children[0])
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_killed_server_takes_its_engine_along(tiny: Path) -> None:
     with ServerProcess(tiny) as server:
@@ -185,6 +189,7 @@ def test_a_killed_server_takes_its_engine_along(tiny: Path) -> None:
                 os.kill(engine, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -31,6 +31,7 @@ def test_case_108_threads_of_the_engine_process_do_not_spin_for_long(monkeypatch
     assert "GOMP_SPINCOUNT = '1000'" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("engine",), ("chat", "Hi", "--max-tokens", "1", "--model")], ids=["engine", "chat"]
 )

@@ -86,6 +86,7 @@ def test_row_subsets(dtype: torch.dtype) -> None:
     assert_same_bits(check(wide, None, 4, rows=index.to(dtype)), kernels(logits[index], None, 4))
 
 
+@pytest.mark.slow
 def test_list_lengths_by_row() -> None:
     logits = randn(6, VOCAB, seed=6)
     logits[4, 1] = math.nan

@@ -213,6 +213,7 @@ def test_each_way_to_a_token() -> None:
     assert check(logits, rows) == 0
 
 
+@pytest.mark.slow
 def test_candidates_that_are_rejected() -> None:
     """Flat rows of few tiles: the noisiest id is often cut off, and the next often stands in the same tile."""
     count, vocab = (400, VOCAB) if DEVICE == "cuda" else (24, 3000)

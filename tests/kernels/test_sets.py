@@ -22,6 +22,7 @@ def subset(size: int, seed: int, vocab: int = VOCAB) -> list[int]:
 RAGGED = [subset(size, seed=size) for size in (1, 2, 31, 33, 128, 1000, 1024, 1025, 5000)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BFLOAT16_FIRST)
 @pytest.mark.parametrize("count", [7, 9])  # all listed whole, by a kernel, or not all, by a sort
 def test_allowed_sets(count: int, dtype: torch.dtype) -> None:
@@ -67,6 +68,7 @@ def test_a_token_outside_its_set() -> None:
     assert_same_bits([got.top_ids, got.top_logprobs, got.valid], [want.top_ids, want.top_logprobs, want.valid])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", some([20], [0, 1, 64]))
 def test_ties_and_masked_ids_in_allowed_sets(k: int) -> None:
     logits = randn(5, VOCAB, seed=9).round()
@@ -108,6 +110,7 @@ def test_listed_sets(dtype: torch.dtype) -> None:
     check(logits[:1], None, 1, logprob_token_ids=[subset(5000, seed=31)])
 
 
+@pytest.mark.slow
 def test_rows_of_every_kind() -> None:
     count = 8
     logits = randn(count, VOCAB, seed=16, dtype=torch.bfloat16)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, assert_same_bits, check, kernels, randint, randn, some
 
-VOCABS = [1, 2, 127, 128, 129, 4097, 8193, 49152, 151936, 248320]
+LARGE = [pytest.param(vocab, marks=pytest.mark.slow) for vocab in (151936, 248320)]
+VOCABS = [1, 2, 127, 128, 129, 4097, 8193, 49152, *LARGE]
 BFLOAT16_FIRST = some([torch.bfloat16], [torch.float32, torch.float16])
 FLOAT32_FIRST = some([torch.float32], [torch.bfloat16, torch.float16])
 LIST_LENGTHS = some([20], [0, 1, 5, 64])

@@ -141,6 +141,7 @@ def test_a_hundred_random_requests(directory: Path, tmp_path: Path) -> None:
     assert whole >= 75
 
 
+@pytest.mark.slow
 def test_alone_every_bit_is_the_same(directory: Path, tmp_path: Path) -> None:
     """The shortest text of a float32 reads back as it was."""
     numbered = random.Random(2)
