@@ -49,14 +49,13 @@ def chat(
     from neper.models import source
     from neper.text.tokenizer import Tokenizer
 
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     with ProgressLine(sys.stderr) as progress:
         model = source.resolve(config.model, progress=progress)
         # A model without a chat template is told before its weights are read.
         Tokenizer.from_directory(model.path).apply_chat_template(messages)
         from neper.engine.llm import LLM
 
-        llm = LLM(fields.pop("model"), progress=progress, **fields)
+        llm = LLM(progress=progress, **dataclasses.asdict(config))
     stream = llm.stream_chat(messages, sampling, LogprobParams(top_k=top))
     tokens, finish_reason = _print_stream(console, stream, llm.tokenizer.token_bytes, plain)
     if plain:
