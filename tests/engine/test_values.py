@@ -34,7 +34,7 @@ def exact(path: str, tokens: tuple[int, ...]) -> np.ndarray:
     return logprobs[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("chunk", [512, 50])
+@pytest.mark.parametrize("chunk", [pytest.param(512, marks=pytest.mark.slow), 50])
 def test_float32(smollm2: ModelSource, chunk: int) -> None:
     # The directory: by name, float32 has the values of the .gguf file, which the directory's were rounded from.
     llm = LLM(str(smollm2.path), device="cpu", dtype="float32", max_model_len=1024, max_num_batched_tokens=chunk)
@@ -44,6 +44,7 @@ def test_float32(smollm2: ModelSource, chunk: int) -> None:
     assert np.abs(got - exact(str(smollm2.path), tuple(tokens))).max() <= 1e-3
 
 
+@pytest.mark.slow
 def test_bfloat16(smollm2: ModelSource) -> None:
     llm = LLM("smollm2-135m", device="cpu", dtype="bfloat16", max_model_len=1024)
     tokens = llm.tokenizer.encode(TEXT)
