@@ -35,7 +35,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _ALIGNMENT = 32
 
 
-class StoredTensor(NamedTuple):
+class GgufTensor(NamedTuple):
     """Where a tensor lies.
 
     Attributes:
@@ -56,9 +56,9 @@ class Header(NamedTuple):
 
     path: Path
     metadata: Metadata
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, GgufTensor]
 
-    def data(self, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+    def data(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor [rows, bytes of a row], read now."""
         with open_regular(self.path) as file:
             file.seek(tensor.start)
@@ -119,7 +119,7 @@ class _Reader:
             )
         return Header(self._path, metadata, self._tensors(num_tensors, metadata))
 
-    def _tensors(self, count: int, metadata: Metadata) -> dict[str, StoredTensor]:
+    def _tensors(self, count: int, metadata: Metadata) -> dict[str, GgufTensor]:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         found = []
@@ -133,7 +133,7 @@ class _Reader:
         if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
             raise self._wrong(f"its general.alignment is {one_line(alignment)}")
         begin = -(-self._place // alignment) * alignment
-        tensors: dict[str, StoredTensor] = {}
+        tensors: dict[str, GgufTensor] = {}
         end = 0
         for name, shape, number, offset in found:
             try:
@@ -146,7 +146,7 @@ class _Reader:
             if name in tensors:
                 raise self._wrong(f"the tensor {one_line(name)} stands twice")
             nbytes = math.prod(shape) // block * block_bytes
-            tensors[name] = StoredTensor(name, shape, kind, begin + offset, nbytes)
+            tensors[name] = GgufTensor(name, shape, kind, begin + offset, nbytes)
             end = max(end, begin + offset + nbytes)
         if end > self._size:
             raise ModelLoadError(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from neper.errors import ModelLoadError
 from neper.files import one_line, reading
 from neper.models.checkpoint import check_names
-from neper.models.gguf_header import Header, StoredTensor, read_header
+from neper.models.gguf_header import GgufTensor, Header, read_header
 from neper.models.gguf_metadata import CLASSES
 from neper.models.gguf_tokenizer import check_kind
 from neper.models.model_config import ModelConfig
@@ -49,7 +49,7 @@ class GGUFModel(NamedTuple):
 
     header: Header
     config: dict[str, Any]
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, GgufTensor]
 
     def weight(self, name: str) -> npt.NDArray[np.float32]:
         """The file's own values of a weight, in the order of the Hugging Face layout, in memory of its own."""
@@ -82,7 +82,7 @@ def open_model(path: Path) -> GGUFModel:
     return GGUFModel(header, config, tensors)
 
 
-def _dequantize(header: Header, tensor: StoredTensor) -> npt.NDArray[np.float32]:
+def _dequantize(header: Header, tensor: GgufTensor) -> npt.NDArray[np.float32]:
     """The values of a tensor, in its shape."""
     from gguf import quants
 
@@ -188,7 +188,7 @@ def _hf_name(name: str) -> str:
     return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
 
-def _check_type(tensor: StoredTensor) -> None:
+def _check_type(tensor: GgufTensor) -> None:
     from gguf import GGML_QUANT_SIZES, quants
 
     _, block_bytes = GGML_QUANT_SIZES[tensor.type]

@@ -78,7 +78,7 @@ class _TextItem(_Item):
         return ready(b"[%b]" % b",".join(self._entries))
 
     @abstractmethod
-    def part(self) -> schemas.ReasoningPart | schemas.TextPart:
+    def part(self) -> schemas.ReasoningPart | schemas.OutputText:
         """Its text as it stands."""
 
 
@@ -101,8 +101,8 @@ class _Message(_TextItem):
     prefix = "msg"
     text_kind = "output_text"
 
-    def part(self) -> schemas.TextPart:
-        return schemas.TextPart(self.text, [], self.logprobs)
+    def part(self) -> schemas.OutputText:
+        return schemas.OutputText(self.text, [], self.logprobs)
 
     def json(self, *, begun: bool = False) -> Any:
         content = [] if begun else [self.part()]

@@ -210,7 +210,7 @@ class ReasoningPart(Schema, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class TextPart(Schema, tag_field="type", tag="output_text"):
+class OutputText(Schema, tag_field="type", tag="output_text"):
     """Text of a response; `logprobs` are the entries of its tokens, none unless they are included."""
 
     text: str
@@ -232,7 +232,7 @@ class MessageItem(Schema, tag_field="type", tag="message"):
     id: str
     status: ItemStatus
     role: Literal["assistant"]
-    content: list[TextPart]
+    content: list[OutputText]
 
 
 class CallItem(Schema, tag_field="type", tag="function_call"):
@@ -359,7 +359,7 @@ class ResponseEvent(Schema):
     output_index: Count | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
     item: ReasoningItem | MessageItem | CallItem | UnsetType = UNSET
-    part: ReasoningPart | TextPart | UnsetType = UNSET
+    part: ReasoningPart | OutputText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
