@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-START_SECONDS = 120
+START_SECONDS = 300
 
 
 class ServerProcess:

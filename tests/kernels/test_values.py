@@ -52,6 +52,7 @@ def test_ties_go_by_id(k: int, vocab: int, dtype: torch.dtype) -> None:
     check(logits, chosen_ids(logits), min(k, vocab))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", some([20], [1, 64]))
 def test_ties_in_a_large_vocabulary(k: int) -> None:
     vocab = 151936

@@ -29,7 +29,7 @@ from neper.text.tokenizer import Tokenizer
 from tests.helpers.qwen_template import QWEN_TEMPLATE
 from tests.helpers.scripted_engine import ALL_SAMPLING_FIELDS, ScriptedEngine
 
-SECONDS = 60.0
+SECONDS = 300.0
 """A limit for what comes soon: far away, since a test that passes does not wait for it, and machines can be slow."""
 
 MODEL = "scripted"

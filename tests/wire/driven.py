@@ -31,7 +31,7 @@ PROGRAM = Path(line_engine.__file__)
 FORMS = ["READY 512", "READY 512 stop", "READY 512 slots=3", "READY 512 stop slots=3"]
 """Whether it honours STOP, and whether it names requests."""
 
-SECONDS = 60.0
+SECONDS = 300.0
 """A limit for what comes soon: far away, since a test that passes does not wait for it, and machines can be slow."""
 
 Row = tuple[int, int, float, tuple[tuple[int, float], ...]]

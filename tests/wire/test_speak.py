@@ -40,7 +40,7 @@ from neper.wire.lines import (
 )
 from tests.helpers.engine import prompts
 
-SECONDS = 60
+SECONDS = 300
 SLOTS = 4
 LONG = 4000
 CONTEXT = 4096
