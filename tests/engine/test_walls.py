@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neper.engine.step.readback import StepOutput, StepResult
+from neper.text.grammar import json_object
 from neper.types import SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 
@@ -51,13 +52,19 @@ def test_a_step_reads_nothing_outside_readback(
             mode.open = False
 
     monkeypatch.setattr(core.runner.readback, "read", read)
-    texts = prompts(5, 30)
+    texts = prompts(9, 30)
+    drawn = {"temperature": 1, "top_p": 0.9, "max_tokens": 5}
+    form = json_object().text()
     everything = [
         request("0", texts[0], SamplingParams(temperature=0, max_tokens=5), top_k=20, prompt_top_k=5),
         request("1", texts[1], SamplingParams(temperature=1, top_p=0.9, max_tokens=5), top_k=0),
         request("2", texts[2], SamplingParams(temperature=1, max_tokens=5, logit_bias={5: -5.0}), top_k=3),
         request("3", texts[3], SamplingParams(temperature=0, max_tokens=5, presence_penalty=1, repetition_penalty=2)),
         request("4", texts[4], SamplingParams(temperature=1, top_k=5, min_p=0.1, min_tokens=3, max_tokens=5)),
+        request("5", texts[5], SamplingParams(**drawn, allowed_token_ids=(1, 2, 9)), top_k=2),
+        request("6", texts[6], SamplingParams(**drawn, bad_words=((7,), (8, 9))), top_k=4, mode="processed_logprobs"),
+        request("7", texts[7], SamplingParams(**drawn, grammar=form), top_k=4, mode="tempered_logprobs"),
+        request("8", texts[8], SamplingParams(**drawn), top_k=1, token_ids=(3, 4)),
     ]
     with mode:
         run(core, everything)

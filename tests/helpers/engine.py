@@ -64,12 +64,14 @@ def request(
     prompt_top_k: int | None = None,
     prompt_start: int = 1,
     eos: tuple[int, ...] = (),
+    **scores: Any,
 ) -> Request:
+    """`scores`: other fields of LogprobParams."""
     return Request(
         request_id=name,
         prompt_token_ids=prompt,
         sampling=sampling,
-        logprobs=LogprobParams(top_k=top_k, prompt_top_k=prompt_top_k, prompt_start=prompt_start),
+        logprobs=LogprobParams(top_k=top_k, prompt_top_k=prompt_top_k, prompt_start=prompt_start, **scores),
         eos_token_ids=eos,
     )
 

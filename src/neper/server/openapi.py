@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies from the structs that decode them, replies from reply_schemas, errors from errors."""
+"""The OpenAPI document: bodies and replies from the structs of their JSON, errors from errors."""
 
 from __future__ import annotations
 
