@@ -40,6 +40,7 @@ def test_list_lengths(vocab: int) -> None:
         check(logits, chosen_ids(logits), k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BFLOAT16_FIRST)
 @pytest.mark.parametrize("vocab", some([2, 129, 4097], [1, 127, 8193]))
 @pytest.mark.parametrize("k", some([5, 64], [0, 1, 20]))
@@ -62,6 +63,7 @@ def test_ties_in_a_large_vocabulary(k: int) -> None:
     check(logits, chosen_ids(logits), k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BFLOAT16_FIRST)
 def test_both_zeros_are_one_value(dtype: torch.dtype) -> None:
     vocab = 2049
@@ -76,6 +78,7 @@ def test_both_zeros_are_one_value(dtype: torch.dtype) -> None:
     assert kernels(logits, None, 5).top_ids[:2].tolist() == [[0, 1, 2, 3, 4]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [129, 4097])
 def test_values_that_differ_in_their_last_bit(vocab: int) -> None:
     """Neighbouring bit patterns: subtraction merges some, the order must not."""
@@ -89,6 +92,7 @@ def test_values_that_differ_in_their_last_bit(vocab: int) -> None:
         check(logits, chosen_ids(logits), k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_all_values_of_a_small_dtype(dtype: torch.dtype) -> None:
     """A row of every finite value in random order: the search must tell each from its neighbours."""
@@ -103,6 +107,7 @@ def test_all_values_of_a_small_dtype(dtype: torch.dtype) -> None:
         check(logits, randint(logits.shape[1], 2, seed=k), k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BFLOAT16_FIRST)
 @pytest.mark.parametrize("k", some([0, 20], [1, 5, 64]))
 def test_masked_ids(k: int, dtype: torch.dtype) -> None:
@@ -160,6 +165,7 @@ CLUSTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", some([8193], [49152 + 77]))
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize(
@@ -215,6 +221,7 @@ def test_invalid_where_much_is_masked(dtype: torch.dtype) -> None:
         assert got.top_ids[4].tolist() == [0, -1, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BFLOAT16_FIRST)
 @pytest.mark.parametrize(("vocab", "k"), some([(129, 5), (4096, 0)], [(4097, 20), (8192, 64)]))
 def test_views_of_wider_rows(vocab: int, k: int, dtype: torch.dtype) -> None:
