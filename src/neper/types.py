@@ -74,8 +74,9 @@ class Bounds(NamedTuple):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen and when generation ends.
 
-    A temperature below 1e-5 is greedy. `top_k` 0 (or -1) and `top_p` 1.0 switch those filters off. `max_tokens` None
-    means the rest of the context. `stop` strings act on text, so the text layer applies them; all else is the engine's.
+    A temperature below 1e-5 is greedy. `top_k` 0 (or -1), `top_p` 1.0, `min_p` 0 and `top_n_sigma` 0 switch those
+    filters off. `max_tokens` None means the rest of the context. `stop` strings act on text, so the text layer applies
+    them; all else is the engine's.
     Bounds are those within which a request is sure to end. The API's narrower ones are OpenAI's, but for the repetition
     penalty: logits are divided by it in float32, and far outside they would overflow. Its integers have 64 bits.
 
@@ -91,6 +92,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Bounds(Meta(gt=0, le=1))] = 1.0
     top_k: Annotated[int, Bounds(Meta(ge=-1), api=Meta(ge=-1, le=2**63 - 1))] = 0
     min_p: Annotated[float, Bounds(Meta(ge=0, le=1))] = 0.0
+    top_n_sigma: Annotated[float, Bounds(Meta(ge=0, le=100))] = 0.0
     presence_penalty: Annotated[float, Bounds(api=Meta(ge=-2.0, le=2.0))] = 0.0
     frequency_penalty: Annotated[float, Bounds(api=Meta(ge=-2.0, le=2.0))] = 0.0
     repetition_penalty: Annotated[float, Bounds(Meta(gt=0), api=Meta(ge=0.01, le=100.0))] = 1.0
@@ -113,8 +115,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature < 1e-5
 
     def filters(self, vocab_size: int) -> bool:
-        """Whether a draw leaves out some of `vocab_size` ids: top-k, top-p or min-p."""
-        return 0 < self.top_k < vocab_size or self.top_p < 1.0 or self.min_p > 0.0
+        """Whether a draw leaves out some of `vocab_size` ids: top-n-sigma, top-k, top-p or min-p."""
+        return 0 < self.top_k < vocab_size or self.top_p < 1.0 or self.min_p > 0.0 or self.top_n_sigma > 0.0
 
     @property
     def masked(self) -> bool:

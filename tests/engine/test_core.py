@@ -239,6 +239,7 @@ def test_abort_at_every_stage_leaves_nothing(llama: Path) -> None:
         request("x", [5], SamplingParams(top_p=0.0)),
         request("x", [5], SamplingParams(top_k=-2)),
         request("x", [5], SamplingParams(min_p=1.5)),
+        request("x", [5], SamplingParams(top_n_sigma=-1.0)),
         request("x", [5], SamplingParams(presence_penalty=math.inf)),
         request("x", [5], SamplingParams(frequency_penalty=math.nan)),
         request("x", [5], SamplingParams(repetition_penalty=0.0)),

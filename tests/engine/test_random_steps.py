@@ -77,6 +77,7 @@ DRAWS = st.fixed_dictionaries(
         "top_k": st.sampled_from([0, 0, 1, 9, 70]),
         "top_p": st.sampled_from([1.0, 1.0, 0.8]),
         "min_p": st.sampled_from([0.0, 0.0, 0.05]),
+        "top_n_sigma": st.sampled_from([0.0, 0.0, 1.5]),
     }
 )
 GRAMMAR = st.fixed_dictionaries({"grammar": st.sampled_from(GRAMMARS)})

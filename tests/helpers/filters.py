@@ -19,11 +19,14 @@ class Kept(NamedTuple):
     most: int
 
 
-def kept(row: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Kept:
-    """By the definitions: top_k first; top_p over what it left, renormalised; min_p against the best id. 0 is off for
-    top_k and min_p, 1 for top_p."""
+def kept(row: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float, top_n_sigma: float = 0.0) -> Kept:
+    """By the definitions: top_n_sigma first, at most so many standard deviations below the best; then top_k; top_p over
+    what it left, renormalised; min_p against the best id. 0 is off for all but top_p, for which 1 is."""
     order = np.lexsort((np.arange(len(row)), -row))
     order = order[row[order] > -np.inf]
+    if top_n_sigma > 0:
+        finite = row[order]
+        order = order[finite >= finite[0] - float(np.float32(top_n_sigma)) * finite.std()]
     x = row[order]
     with np.errstate(under="ignore"):
         share = np.exp((x - x[0]) / float(np.float32(temperature)))

@@ -32,6 +32,7 @@ class Row:
     top_k: int = 0
     seed: int = 0
     position: int = 2
+    top_n_sigma: float = 0.0
 
     @property
     def keys(self) -> tuple[int, int]:
@@ -60,6 +61,7 @@ def chosen(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
         temperature=floats([r.temperature for r in rows]),
         top_p=floats([r.top_p for r in rows]),
         min_p=floats([r.min_p for r in rows]),
+        top_n_sigma=floats([r.top_n_sigma for r in rows]),
         top_k=ints([r.top_k for r in rows]),
         keys=ints([r.keys for r in rows]),
     )
@@ -81,6 +83,7 @@ def defined(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
             top_k=torch.tensor([k if 0 < (k := rows[i].top_k) < vocab else vocab for i in drawn], device=DEVICE),
             top_p=floats([rows[i].top_p for i in drawn]),
             min_p=floats([rows[i].min_p for i in drawn]),
+            top_n_sigma=floats([rows[i].top_n_sigma for i in drawn]),
             keys=torch.tensor([rows[i].keys for i in drawn], device=DEVICE),
             filtered=True,
         )
@@ -98,6 +101,11 @@ def candidates(logits: Tensor, row: Row) -> set[int]:
     x = logits.double().cpu().numpy()
     vocab = len(x)
     order = np.lexsort((np.arange(vocab), -x))
+    if row.top_n_sigma > 0:
+        finite = x[x > -np.inf]
+        floor = finite.max() - float(np.float32(row.top_n_sigma)) * finite.std()
+        assert abs(finite - floor).min() > 2e-6 * (finite.max() - floor), "float32 may not tell what is left"
+        order = order[x[order] >= floor]
     with np.errstate(under="ignore"):
         tempered = (x[order] - x[order[0]]) / float(np.float32(row.temperature))
         probability = np.exp(tempered)
@@ -153,6 +161,22 @@ def some_rows(count: int, vocab: int, seed: int) -> list[Row]:
         )
         for _ in range(count)
     ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [1000, 3001] if DEVICE == "cpu" else [1000, 3001, VOCAB])
+def test_top_n_sigma(vocab: int, dtype: torch.dtype) -> None:
+    """Before all other filters, in lists, searches and weighings; beside rows without it; over masked ids."""
+    filters = [(1.0, 0.0, 0), (0.953, 0.0, 0), (1.0, 0.02, 0), (1.0, 0.0, 1), (0.513, 0.0, 5), (0.953, 0.0, vocab // 2)]
+    rows = [
+        Row(temperature, top_p, min_p, top_k, seed=100 * place + 7, top_n_sigma=sigma)
+        for place, (top_p, min_p, top_k) in enumerate(filters)
+        for temperature, sigma in ((1.0, 0.7), (3.0, 1.9), (3.0, 0.0), (0.0, 1.0))
+    ]
+    logits = randn(len(rows), vocab, dtype=dtype, seed=vocab) * 4
+    check(logits, rows)
+    logits[:, ::3] = -math.inf
+    check(logits, rows)
 
 
 def masked(x: Tensor) -> Tensor:
@@ -365,6 +389,7 @@ def test_captured_replayed_and_without_allocations() -> None:
         temperature=floats([r.temperature for r in rows]),
         top_p=floats([r.top_p for r in rows]),
         min_p=floats([r.min_p for r in rows]),
+        top_n_sigma=floats([r.top_n_sigma for r in rows]),
         top_k=ints([r.top_k for r in rows]),
         keys=ints([r.keys for r in rows]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -28,13 +29,16 @@ def combinations(vocab: int) -> list[tuple[int, float, float]]:
     return list(itertools.product(sizes, TOP_P, MIN_P))
 
 
-def inputs(filters: list[tuple[int, float, float]], temperature: float, seed: int = 0) -> DrawInputs:
+def inputs(
+    filters: list[tuple[int, float, float]], temperature: float, seed: int = 0, sigma: float = 0.0
+) -> DrawInputs:
     return DrawInputs(
         rows=torch.arange(len(filters)),
         temperature=torch.full((len(filters),), temperature),
         top_k=torch.tensor([top_k for top_k, _, _ in filters]),
         top_p=torch.tensor([top_p for _, top_p, _ in filters]),
         min_p=torch.tensor([min_p for _, _, min_p in filters]),
+        top_n_sigma=torch.full((len(filters),), sigma),
         keys=torch.tensor([noise_keys(seed + row, 1) for row in range(len(filters))]),
         filtered=True,
     )
@@ -118,6 +122,36 @@ def test_case_71_exactly_what_the_filters_leave_is_kept(vocab: int, penalised: b
         error = np.abs(listed.top_logprobs[r, : len(ids)].double().numpy() - exact)
         assert error.max() <= error_bound(float(exact.min()))
     assert undecided <= max(2, rows // 20)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0, 3.5])
+def test_top_n_sigma_comes_before_the_other_filters(sigma: float) -> None:
+    """Of logits that edits leave, whatever the temperature; a row that is not valid stays as it is."""
+    vocab = 1500
+    filters = [*itertools.product((vocab, 40), TOP_P, MIN_P)]
+    logits, masks = logits_of(len(filters), vocab, seed=5) + 1e4, masks_of(len(filters), vocab, seed=2)
+    for temperature in (0.3, 2.0):
+        draws = inputs(filters, temperature, sigma=sigma)
+        view = processed_logits(logits, masks=masks, draws=draws)
+        drawn, valid = sample(logits, edited=edit_logits(logits, None, None, masks), draws=draws)
+        assert valid.all()
+        for r, (top_k, top_p, min_p) in enumerate(filters):
+            row = edited(logits[r], None, masks, r)
+            want = kept(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, top_n_sigma=sigma)
+            ids = (view[r] > -math.inf).nonzero().flatten().numpy()
+            assert want.fewest <= len(ids) <= want.most
+            assert (np.sort(want.order[: len(ids)]) == ids).all()
+            assert int(drawn[r]) in ids
+            alone, _ = sample(
+                logits[r : r + 1],
+                edited=edit_logits(logits[r : r + 1], None, None, Masks(torch.tensor([0]), masks.words[r : r + 1])),
+                draws=dataclasses.replace(draws.take(torch.tensor([r])), rows=torch.tensor([0])),
+            )
+            assert alone.item() == drawn[r].item()
+    broken = logits[:3].clone()
+    broken[0, 7], broken[1, 7], broken[2] = math.nan, math.inf, -math.inf
+    left = processed_logits(broken, draws=inputs([(vocab, 1.0, 0.0)] * 3, 1.0, sigma=sigma))
+    assert torch.equal(left, broken) or torch.equal(left.nan_to_num(7.0), broken.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(1200, 0.8), pytest.param(0, 0.8, marks=pytest.mark.full)])

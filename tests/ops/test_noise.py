@@ -91,6 +91,7 @@ def test_case_73_a_rare_id_is_drawn_as_often_as_it_should(gap: float, filtered: 
         top_k=torch.full((count,), 4 if filtered else 5),
         top_p=torch.ones(count),
         min_p=torch.zeros(count),
+        top_n_sigma=torch.zeros(count),
         keys=torch.tensor([noise_keys(seed, position) for seed in seeds_for(bits, rare, position)]),
         filtered=filtered,
     )

@@ -23,6 +23,7 @@ def draws(
     top_k: int | None = None,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    top_n_sigma: float = 0.0,
     seeds: list[int] | None = None,
     position: int = 0,
 ) -> DrawInputs:
@@ -33,8 +34,9 @@ def draws(
         top_k=torch.full((count,), top_k or vocab),
         top_p=torch.full((count,), top_p),
         min_p=torch.full((count,), min_p),
+        top_n_sigma=torch.full((count,), top_n_sigma),
         keys=torch.tensor([noise_keys(seed, position) for seed in seeds]),
-        filtered=top_k is not None or top_p < 1.0 or min_p > 0.0,
+        filtered=top_k is not None or top_p < 1.0 or min_p > 0.0 or top_n_sigma > 0.0,
     )
 
 

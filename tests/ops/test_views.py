@@ -23,6 +23,7 @@ def test_the_views() -> None:
         top_k=torch.tensor([4, vocab]),
         top_p=torch.tensor([1.0, 0.5]),
         min_p=torch.zeros(2),
+        top_n_sigma=torch.zeros(2),
         keys=torch.tensor([noise_keys(seed, 0) for seed in (1, 2)]),
         filtered=True,
     )

@@ -266,6 +266,7 @@ def test_sampling_fields_reach_the_engine(client: Client) -> None:
         "top_p": 0.9,
         "top_k": 40,
         "min_p": 0.1,
+        "top_n_sigma": 1.5,
         "presence_penalty": -1,
         "frequency_penalty": 1,
         "repetition_penalty": 1.5,

@@ -50,6 +50,7 @@ WRONG_ANYWHERE: list[tuple[str, Any]] = [
     *[("temperature", value) for value in (-0.1, 2.1)],
     *[("top_p", value) for value in (0, 1.1, -1)],
     *[("min_p", value) for value in (-0.1, 1.1)],
+    *[("top_n_sigma", value) for value in (-0.1, 101, "1")],
     *[("top_k", value) for value in (-2, 1.0, "5", True, 2**64)],
     *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1)],
     *[("repetition_penalty", value) for value in (0, -1, 1e9)],

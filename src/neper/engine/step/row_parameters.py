@@ -35,6 +35,7 @@ ROW_PARAMETERS = DrawRows(
     temperature=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.temperature),
     top_p=RowParameter(np.float32, 1.0, lambda _, sampling: sampling.top_p),
     min_p=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.min_p),
+    top_n_sigma=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.top_n_sigma),
     top_k=RowParameter(np.int32, 0, lambda _, sampling: min(sampling.top_k, _LAST_INT)),
     keys=RowParameter(np.uint32, 0, lambda chunk, _: noise_keys(chunk.seq.seed, chunk.num_output_tokens), width=2),
 )

@@ -71,6 +71,7 @@ class DrawRows(Generic[Column]):
         temperature: [S] float32; a row below 1e-5 takes its best token, whatever its other parameters.
         top_p: [S] float32; 1 = off.
         min_p: [S] float32; 0 = off.
+        top_n_sigma: [S] float32; 0 = off.
         top_k: [S] integers; off where <= 0 or >= V.
         keys: [S, 2] integers of which the lower 32 bits count, from `neper.ops.sampling.reference.noise_keys`.
     """
@@ -78,6 +79,7 @@ class DrawRows(Generic[Column]):
     temperature: Column
     top_p: Column
     min_p: Column
+    top_n_sigma: Column
     top_k: Column
     keys: Column
 

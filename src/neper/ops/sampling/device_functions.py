@@ -51,6 +51,52 @@ def load_tile(base, begin, V, ROWS: tl.constexpr, VEC: tl.constexpr, UNIT: tl.co
 
 
 @triton.jit
+def store_moments(moments, tile, num_tiles, x, best):
+    """Store what `floor_of` needs of a tile of logits x whose best is `best`.
+
+    That is of the logits above -inf: how many there are, the mean of what they have more than the best, and the sum of
+    the squares of what they have more than that.
+    """
+    there = x > _NONE
+    count = tl.sum(tl.sum(there.to(tl.int32), axis=1))
+    gap = tl.where(there, x - best, 0.0)
+    mean = tl.div_rn(tl.sum(tl.sum(gap, axis=1)), tl.maximum(count, 1).to(tl.float32))
+    apart = tl.where(there, gap - mean, 0.0)
+    floats = moments.to(tl.pointer_type(tl.float32))
+    tl.store(moments + tile, count)
+    tl.store(floats + num_tiles + tile, mean)
+    tl.store(floats + 2 * num_tiles + tile, tl.sum(tl.sum(apart * apart, axis=1)))
+
+
+@triton.jit
+def floor_of(words, moments, n, maximum, num_tiles, PP: tl.constexpr):
+    """The least logit that top-n-sigma leaves of a row, whose best keys are in `words`; -inf where it is off."""
+    floor = tl.full((), _NONE, tl.float32)
+    if n > 0:
+        tile = tl.arange(0, PP)
+        there = tile < num_tiles
+        best = key_value(tl.load(words.to(tl.pointer_type(tl.int64)) + tile, mask=there, other=_DEAD))
+        floats = moments.to(tl.pointer_type(tl.float32))
+        count = tl.load(moments + tile, mask=there, other=0)
+        mean = tl.load(floats + num_tiles + tile, mask=there, other=0.0)
+        squares = tl.load(floats + 2 * num_tiles + tile, mask=there, other=0.0)
+        weight = count.to(tl.float32)
+        total = tl.sum(count).to(tl.float32)
+        mean = tl.where(count > 0, best - maximum + mean, 0.0)
+        apart = mean - tl.div_rn(tl.sum(weight * mean), total)
+        variance = tl.div_rn(tl.sum(squares + weight * apart * apart), total)
+        floor = maximum - n * tl.sqrt_rn(variance)
+    return floor
+
+
+@triton.jit
+def load_left(base, begin, V, floor, ROWS: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr):
+    """As `load_tile`, but -inf below the floor."""
+    x, ids = load_tile(base, begin, V, ROWS, VEC, UNIT)
+    return tl.where(x >= floor, x, _NONE), ids
+
+
+@triton.jit
 def best_key(x, ids):
     """The largest key of x [ROWS, VEC]; NaN must not be among them."""
     value = tl.max(x, axis=1)

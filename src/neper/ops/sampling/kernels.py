@@ -8,6 +8,7 @@ it is the next candidate. An id is in top-p's set iff the mass before it is less
 Kernels of a draw, in order: `best_kernel` leaves the best id of each tile of a row; `draw_kernel` the noisiest id of
 each tile and the tile's mass, or lists the few ids that top-k can leave; `weigh_kernel` weighs what precedes the first
 two candidates; `finish_kernel`, one program a row, decides, and goes on to further candidates where it must.
+`best_kernel` also leaves moments of tiles. The others make top-n-sigma's floor of them, and read -inf below it.
 
 Masses are sums of integers (units of 2^-40 of the best id's), so they have the same bits however a row is split.
 """
@@ -21,14 +22,17 @@ from neper.ops.common.device_functions import await_turn, count_digits, digit_of
 from neper.ops.sampling.device_functions import (
     best_key,
     best_of_row,
+    floor_of,
     key_id,
     key_value,
+    load_left,
     load_tile,
     noisy_of,
     order_key,
     power_scale,
     precedes,
     share_of,
+    store_moments,
     units,
 )
 
@@ -45,12 +49,18 @@ _DEAD = tl.constexpr(-(2**63))  # below every key
 _NAN = tl.constexpr(2**63 - 1)  # above every key: the value in it is a NaN
 # What varies from launch to launch must not be a compile key.
 _COUNTS = ["num_tiles", "tiles_per_program", "num_sums"]
-_PER_ROW = ["temperature", "top_p", "top_k"]
+_PER_ROW = ["temperature", "top_p", "top_k", "top_n_sigma"]
 
 
-@triton.jit(do_not_specialize=_COUNTS)
+@triton.jit
+def _moments(words, num_tiles):
+    """The part of a row's scratch that top-n-sigma has."""
+    return words + 11 * num_tiles + 16 + _LIST
+
+
+@triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=["top_n_sigma"])
 def best_kernel(
-    logits, row_step, scratch, row_words, V, num_tiles, tiles_per_program,
+    logits, row_step, top_n_sigma, scratch, row_words, V, num_tiles, tiles_per_program,
     VEC: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
@@ -68,6 +78,9 @@ def best_kernel(
         strange = tl.max(tl.max((x != x).to(tl.int32), axis=1))
         key = best_key(x, ids)
         tl.store(keys + tile, tl.where(strange > 0, tl.full((), _NAN, tl.int64), key))
+        if top_n_sigma is not None:  # noqa: SIM102 - this is known when the kernel is compiled, the other is not
+            if tl.load(top_n_sigma + row) > 0:
+                store_moments(_moments(words, num_tiles), tile, num_tiles, x, key_value(key))
 
 
 @triton.jit
@@ -81,7 +94,8 @@ def _lists(k, V, num_tiles):
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=[*_PER_ROW, "noise"])
 def draw_kernel(
-    logits, row_step, temperature, top_p, top_k, noise, scratch, row_words, V, num_tiles, tiles_per_program,
+    logits, row_step, temperature, top_p, top_k, top_n_sigma, noise,
+    scratch, row_words, V, num_tiles, tiles_per_program,
     PP: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr, SPARE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
@@ -89,6 +103,7 @@ def draw_kernel(
     t = tl.load(temperature + row)
     p = tl.load(top_p + row)
     k = tl.load(top_k + row)
+    n = tl.load(top_n_sigma + row)
     first = tl.load(noise + row * 2).to(tl.uint32, bitcast=True)
     second = tl.load(noise + row * 2 + 1).to(tl.uint32, bitcast=True)
     await_turn(PDL)
@@ -102,11 +117,12 @@ def draw_kernel(
         begin = tl.program_id(0) * tiles_per_program
         end = tl.minimum(begin + tiles_per_program, num_tiles)
         if tl.abs(maximum) < float("inf"):
+            floor = floor_of(words, _moments(words, num_tiles), n, maximum, num_tiles, PP)
             if _lists(k, V, num_tiles):
                 bound = kth_largest(tl.where(place < num_tiles, unsigned(key_value(best), SPARE), 0), k, 32 - SPARE)
                 count = words + 11 * num_tiles
                 for tile in range(begin, end):
-                    x, ids = load_tile(base, tile * _TILE, V, _TILE // VEC, VEC, UNIT)
+                    x, ids = load_left(base, tile * _TILE, V, floor, _TILE // VEC, VEC, UNIT)
                     member = (unsigned(x, SPARE) >= bound) & (x > _NONE)
                     # In any order: what is made of the list does not depend on it.
                     at = tl.atomic_add(count + tl.zeros_like(ids), 1, mask=member, sem="relaxed")
@@ -116,7 +132,7 @@ def draw_kernel(
                 values = (words + 10 * num_tiles).to(tl.pointer_type(tl.float32))
                 mass = tl.zeros([_TILE // VEC], tl.int64)
                 for tile in range(begin, end):
-                    x, ids = load_tile(base, tile * _TILE, V, _TILE // VEC, VEC, UNIT)
+                    x, ids = load_left(base, tile * _TILE, V, floor, _TILE // VEC, VEC, UNIT)
                     key = best_key(noisy_of(x, ids, maximum, scale, first, second), ids)
                     tl.store(keys + num_tiles + tile, key)
                     id = key_id(key)
@@ -142,7 +158,8 @@ def _needs_no_sum(share, id, best_id, total, p, min_p):
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=[*_PER_ROW, "min_p"])
 def weigh_kernel(
-    logits, row_step, temperature, top_p, min_p, top_k, scratch, row_words, V, num_tiles, tiles_per_program,
+    logits, row_step, temperature, top_p, min_p, top_k, top_n_sigma,
+    scratch, row_words, V, num_tiles, tiles_per_program,
     PP: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
@@ -150,6 +167,7 @@ def weigh_kernel(
     p = tl.load(top_p + row)
     m = tl.load(min_p + row)
     k = tl.load(top_k + row)
+    n = tl.load(top_n_sigma + row)
     await_turn(PDL)
     if (t >= _GREEDY) & (p < 1.0) & ((k <= 0) | (k >= V)):
         base = logits + row * row_step * UNIT
@@ -171,12 +189,13 @@ def weigh_kernel(
                 # The second candidate, but for what else its predecessor's tile and its like hold.
                 other = key_id(tl.max(tl.where(precedes(value, key_id(noisy), cut, id), noisy, _DEAD)))
                 next_cut = tl.load(base + other, mask=(other >= 0) & (other < V), other=float("inf")).to(tl.float32)
+                floor = floor_of(words, _moments(words, num_tiles), n, maximum, num_tiles, PP)
                 mass = tl.zeros([_TILE // VEC], tl.int64)
                 next_mass = tl.zeros([_TILE // VEC], tl.int64)
                 program = tl.program_id(0)
                 begin = program * tiles_per_program
                 for tile in range(begin, tl.minimum(begin + tiles_per_program, num_tiles)):
-                    x, ids = load_tile(base, tile * _TILE, V, _TILE // VEC, VEC, UNIT)
+                    x, ids = load_left(base, tile * _TILE, V, floor, _TILE // VEC, VEC, UNIT)
                     share = share_of(x, maximum, scale)
                     mass += units(tl.sum(tl.where(precedes(x, ids, cut, id), share, 0.0), axis=1))
                     next_mass += units(tl.sum(tl.where(precedes(x, ids, next_cut, other), share, 0.0), axis=1))
@@ -185,18 +204,18 @@ def weigh_kernel(
 
 
 @triton.jit
-def _mass_before(base, V, cut, cut_id, maximum, scale, VEC: tl.constexpr, UNIT: tl.constexpr):
+def _mass_before(base, V, floor, cut, cut_id, maximum, scale, VEC: tl.constexpr, UNIT: tl.constexpr):
     """The mass of the ids before (cut, cut_id), in one pass over the row."""
     mass = tl.zeros([_GROUP * _TILE // VEC], tl.int64)
     for begin in range(0, V, _GROUP * _TILE):
-        x, ids = load_tile(base, begin, V, _GROUP * _TILE // VEC, VEC, UNIT)
+        x, ids = load_left(base, begin, V, floor, _GROUP * _TILE // VEC, VEC, UNIT)
         share = tl.where(precedes(x, ids, cut, cut_id), share_of(x, maximum, scale), 0.0)
         mass += units(tl.sum(share, axis=1))
     return tl.sum(mass)
 
 
 @triton.jit
-def _end_of_top_k(base, V, k, VEC: tl.constexpr, UNIT: tl.constexpr, SPARE: tl.constexpr):
+def _end_of_top_k(base, V, floor, k, VEC: tl.constexpr, UNIT: tl.constexpr, SPARE: tl.constexpr):
     """The cut before which exactly the k best stand: (the k-th best logit, 1 + its id). All stand before (-inf, V)."""
     ROWS: tl.constexpr = _GROUP * _TILE // VEC
     found = tl.full((), 0, tl.uint32)
@@ -204,26 +223,26 @@ def _end_of_top_k(base, V, k, VEC: tl.constexpr, UNIT: tl.constexpr, SPARE: tl.c
     for _ in range((33 - SPARE) // 2):
         counts = tl.full((), 0, tl.int64)
         for begin in range(0, V, _GROUP * _TILE):
-            x, ids = load_tile(base, begin, V, ROWS, VEC, UNIT)
+            x, ids = load_left(base, begin, V, floor, ROWS, VEC, UNIT)
             counts += count_digits(tl.where(ids < V, unsigned(x, SPARE), 0), found, unit)
         found += digit_of(counts, k) * unit
         unit = unit >> 2
     above = tl.full((), 0, tl.int32)
     for begin in range(0, V, _GROUP * _TILE):
-        x, ids = load_tile(base, begin, V, ROWS, VEC, UNIT)
+        x, ids = load_left(base, begin, V, floor, ROWS, VEC, UNIT)
         above += tl.sum(tl.sum((unsigned(x, SPARE) > found).to(tl.int32), axis=1))
     # Of those that are equal to the k-th, the first few: find the group of tiles that holds the last of them.
     wanted = k - above
     needed = tl.full((), 0, tl.int32)
     start = tl.full((), 0, tl.int32)
     for begin in range(0, V, _GROUP * _TILE):
-        x, ids = load_tile(base, begin, V, ROWS, VEC, UNIT)
+        x, ids = load_left(base, begin, V, floor, ROWS, VEC, UNIT)
         equal = tl.sum(tl.sum(((unsigned(x, SPARE) == found) & (ids < V)).to(tl.int32), axis=1))
         here = (wanted > 0) & (wanted <= equal)
         start = tl.where(here, begin, start)
         needed = tl.where(here, wanted, needed)
         wanted -= equal
-    x, ids = load_tile(base, start, V, ROWS, VEC, UNIT)
+    x, ids = load_left(base, start, V, floor, ROWS, VEC, UNIT)
     tied = (unsigned(x, SPARE) == found) & (ids < V)
     place = start
     step = tl.full((), _GROUP * _TILE // 2, tl.int32)
@@ -264,7 +283,7 @@ def _draw_listed(base, listed, count, best, scale, p, m, k, first, second):
 
 @triton.jit
 def _draw_searched(
-    base, words, V, num_tiles, num_sums, unread, best, scale, p, m, k, first, second,
+    base, words, V, num_tiles, num_sums, unread, best, floor, scale, p, m, k, first, second,
     PP: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr, SPARE: tl.constexpr,
 ):  # fmt: skip
     """The draw of any row, candidate by candidate.
@@ -285,10 +304,10 @@ def _draw_searched(
     cut_id = tl.zeros((), tl.int32) + V
     total = tl.full((), 0, tl.int64)
     if limited:
-        cut, cut_id = _end_of_top_k(base, V, k, VEC, UNIT, SPARE)
+        cut, cut_id = _end_of_top_k(base, V, floor, k, VEC, UNIT, SPARE)
     if p < 1.0:
         if limited:
-            total = _mass_before(base, V, cut, cut_id, maximum, scale, VEC, UNIT)
+            total = _mass_before(base, V, floor, cut, cut_id, maximum, scale, VEC, UNIT)
         else:
             total = tl.sum(tl.load(keys + 2 * num_tiles + tile, mask=tile < num_sums, other=0))
     turn = tl.where(limited, 2, 0)
@@ -303,7 +322,7 @@ def _draw_searched(
         bound = tl.max(tl.where(pending, noisy, _DEAD))
         while bound > candidate:
             group = key_id(bound) // (_GROUP * _TILE)
-            x, ids = load_tile(base, group * (_GROUP * _TILE), V, _GROUP * _TILE // VEC, VEC, UNIT)
+            x, ids = load_left(base, group * (_GROUP * _TILE), V, floor, _GROUP * _TILE // VEC, VEC, UNIT)
             x = tl.where(precedes(x, ids, cut, cut_id), x, _NONE)
             candidate = tl.maximum(candidate, best_key(noisy_of(x, ids, maximum, scale, first, second), ids))
             pending = pending & (tile // _GROUP != group)
@@ -317,7 +336,7 @@ def _draw_searched(
             if (turn < 2) & (candidate == known):
                 mass = tl.sum(tl.load(keys + (3 + turn) * num_tiles + tile, mask=tile < num_sums, other=0))
             else:
-                mass = _mass_before(base, V, logit, id, maximum, scale, VEC, UNIT)
+                mass = _mass_before(base, V, floor, logit, id, maximum, scale, VEC, UNIT)
             kept = mass.to(tl.float64) < _mass_limit(p, total)
         cut = logit
         cut_id = id
@@ -330,7 +349,7 @@ def _draw_searched(
     do_not_specialize=_COUNTS, do_not_specialize_on_alignment=[*_PER_ROW, "min_p", "noise", "out_ids", "out_valid"]
 )
 def finish_kernel(
-    logits, row_step, temperature, top_p, min_p, top_k, noise, scratch, row_words, out_ids, out_valid,
+    logits, row_step, temperature, top_p, min_p, top_k, top_n_sigma, noise, scratch, row_words, out_ids, out_valid,
     V, num_tiles, num_sums,
     PP: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr, SPARE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -339,6 +358,7 @@ def finish_kernel(
     p = tl.load(top_p + row)
     m = tl.load(min_p + row)
     k = tl.load(top_k + row)
+    n = tl.load(top_n_sigma + row)
     first = tl.load(noise + row * 2).to(tl.uint32, bitcast=True)
     second = tl.load(noise + row * 2 + 1).to(tl.uint32, bitcast=True)
     await_turn(PDL)
@@ -355,8 +375,26 @@ def finish_kernel(
             listed = words + 11 * num_tiles + 16
             id = _draw_listed(base, listed, count, best, scale, p, m, k, first, second)
         else:
+            floor = floor_of(words, _moments(words, num_tiles), n, key_value(best), num_tiles, PP)
             id = _draw_searched(
-                base, words, V, num_tiles, num_sums, listing, best, scale, p, m, k, first, second, PP, VEC, UNIT, SPARE
+                base,
+                words,
+                V,
+                num_tiles,
+                num_sums,
+                listing,
+                best,
+                floor,
+                scale,
+                p,
+                m,
+                k,
+                first,
+                second,
+                PP,
+                VEC,
+                UNIT,
+                SPARE,
             )
     tl.store(out_ids + row, tl.where(valid, id, 0))
     tl.store(out_valid + row, valid)

@@ -33,10 +33,11 @@ def row_words(vocab_size: int) -> int:
     """Scratch of one row, in words.
 
     Of each tile: int64 keys of the best and of the noisiest id, its mass, and the masses in it before two candidates
-    (a program's sums stand for all of its tiles); then the float32 logit of the noisiest. Then the length of a list,
-    the list, and what makes rows begin at 64 bytes.
+    (a program's sums stand for all of its tiles); then the float32 logit of the noisiest. Then the length of a list
+    and the list. Then of each tile the count, mean and squares that top-n-sigma needs, and what makes rows begin at 64
+    bytes.
     """
-    return -(-(11 * num_tiles(vocab_size) + 16 + LIST_IDS) // 16) * 16
+    return -(-(14 * num_tiles(vocab_size) + 16 + LIST_IDS) // 16) * 16
 
 
 def num_tiles(vocab_size: int) -> int:
@@ -44,19 +45,28 @@ def num_tiles(vocab_size: int) -> int:
     return -(-vocab_size // TILE_IDS)
 
 
-def best(logits: Tensor, scratch: Tensor) -> None:
+def best(logits: Tensor, scratch: Tensor, top_n_sigma: Tensor | None = None) -> None:
     """See `SamplingKernels.best`."""
     rows, vocab = logits.shape
     if rows:
         tiles, each, programs = _split(rows, vocab, _BEST_TILES)
         best_kernel[(programs, rows)](
-            logits, _row_step(logits), scratch, row_words(vocab), vocab, tiles, each, num_warps=1, **_options(logits)
+            logits,
+            _row_step(logits),
+            top_n_sigma,
+            scratch,
+            row_words(vocab),
+            vocab,
+            tiles,
+            each,
+            num_warps=1,
+            **_options(logits),
         )
 
 
 def choose(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor, out_ids: Tensor, out_valid: Tensor) -> None:
     """See `SamplingKernels.choose`."""
-    best(logits, scratch)
+    best(logits, scratch, draws.top_n_sigma)
     if len(logits):
         _draw(logits, draws, scratch)
         _weigh(logits, draws, scratch)
@@ -68,7 +78,7 @@ def variants(vocab_size: int, dtype: torch.dtype, device: torch.device) -> Varia
     scratch = torch.zeros(scratch_words(1, vocab_size), dtype=torch.int32, device=device)
     zeros = torch.zeros(1, dtype=torch.float32, device=device)
     ints = torch.zeros(1, 2, dtype=torch.int32, device=device)
-    draws = DrawRows(temperature=zeros, top_p=zeros, min_p=zeros, top_k=ints[0, :1], keys=ints)
+    draws = DrawRows(temperature=zeros, top_p=zeros, min_p=zeros, top_n_sigma=zeros, top_k=ints[0, :1], keys=ints)
     out = ints.clone()[0, :1], torch.zeros(1, dtype=torch.bool, device=device)
     launches: list[Callable[[], Any]] = []
     for kind in dict.fromkeys((dtype, torch.float32)):
@@ -77,7 +87,7 @@ def variants(vocab_size: int, dtype: torch.dtype, device: torch.device) -> Varia
         for logits in (both[:1], both[1:]) if vocab_size * kind.itemsize % 16 else (both[:1],):
             launches.insert(0, partial(_finish, logits, draws, scratch, *out))
             launches += [partial(kernel, logits, draws, scratch) for kernel in (_draw, _weigh)]
-            launches.append(partial(best, logits, scratch))
+            launches += [partial(best, logits, scratch), partial(best, logits, scratch, zeros)]
     return Variants((best_kernel, draw_kernel, weigh_kernel, finish_kernel), launches)
 
 
@@ -85,7 +95,7 @@ def _draw(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor) -> None:
     rows, vocab = logits.shape
     tiles, each, programs = _split(rows, vocab, _DRAW_TILES)
     draw_kernel[(programs, rows)](
-        logits, _row_step(logits), draws.temperature, draws.top_p, draws.top_k, draws.keys,
+        logits, _row_step(logits), draws.temperature, draws.top_p, draws.top_k, draws.top_n_sigma, draws.keys,
         scratch, row_words(vocab), vocab, tiles, each,
         num_warps=4, **_sizes(logits), **_bits(logits), **_options(logits),
     )  # fmt: skip
@@ -95,7 +105,7 @@ def _weigh(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor) -> None:
     rows, vocab = logits.shape
     tiles, each, programs = _split(rows, vocab, _DRAW_TILES)
     weigh_kernel[(programs, rows)](
-        logits, _row_step(logits), draws.temperature, draws.top_p, draws.min_p, draws.top_k,
+        logits, _row_step(logits), draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.top_n_sigma,
         scratch, row_words(vocab), vocab, tiles, each,
         num_warps=4, **_sizes(logits), **_options(logits),
     )  # fmt: skip
@@ -105,8 +115,8 @@ def _finish(logits: Tensor, draws: DrawRows[Tensor], scratch: Tensor, out_ids: T
     rows, vocab = logits.shape
     tiles, _, programs = _split(rows, vocab, _DRAW_TILES)
     finish_kernel[(rows,)](
-        logits, _row_step(logits), draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.keys,
-        scratch, row_words(vocab), out_ids, out_valid, vocab, tiles, programs,
+        logits, _row_step(logits), draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.top_n_sigma,
+        draws.keys, scratch, row_words(vocab), out_ids, out_valid, vocab, tiles, programs,
         num_warps=16, **_sizes(logits), **_bits(logits), **_options(logits),
     )  # fmt: skip
 

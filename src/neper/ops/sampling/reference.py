@@ -1,4 +1,4 @@
-"""Sampling: penalties, bias, temperature, top-k / top-p / min-p, and a seeded Gumbel draw per row.
+"""Sampling: penalties, bias, temperature, top-n-sigma / top-k / top-p / min-p, and a seeded Gumbel draw per row.
 
 A row's draw depends on its own logits, parameters, seed and position only. The noise of (seed, position, id) is a hash,
 not a stream: no state is kept, a preempted request repeats its draws, and any device can compute the same number.
@@ -92,7 +92,7 @@ def filter_logits_(x: Tensor, draws: DrawInputs) -> Tensor:
     """-inf in logits x [R, V] float32, in place, where the filters of a row in `draws` drop an id."""
     if not draws.filtered:
         return x
-    drawn = x.index_select(0, draws.rows)
+    drawn = _cut_by_sigma(x.index_select(0, draws.rows), draws)
     dropped = torch.ones_like(drawn, dtype=torch.bool)
     for part in _filtered(drawn, draws):
         # amax, since ids at -inf may be named twice
@@ -109,6 +109,7 @@ def _draw(x: Tensor, draws: DrawInputs) -> Tensor:
     if not draws.filtered:
         tempered = _temper(x, x.amax(-1, keepdim=True), draws)
         return (tempered + gumbel(draws.keys, torch.arange(vocab, device=x.device).expand(count, -1))).argmax(-1)
+    x = _cut_by_sigma(x, draws)
     drawn = torch.zeros(count, dtype=torch.int64, device=x.device)
     for part in _filtered(x, draws):
         noisy = part.values.masked_fill(~part.keep, -torch.inf) + gumbel(draws.keys[part.rows], part.ids.long())
@@ -125,6 +126,29 @@ def _temper(x: Tensor, maximum: Tensor, draws: DrawInputs) -> Tensor:
     with noise of size 1 (logits of 100 at 1e-5 would be multiples of 1), and nothing overflows.
     """
     return (x - maximum) / draws.temperature.unsqueeze(1)
+
+
+def _cut_by_sigma(x: Tensor, draws: DrawInputs) -> Tensor:
+    """Logits x [D, V] float32, -inf where they are more than n standard deviations below the row's best.
+
+    n is top_n_sigma, and the deviation that of all logits above -inf. Before temperature, which changes nothing: best,
+    deviation and logits are all divided by it. A row that is not valid is left as it is. (Tang et al. 2024,
+    arXiv 2411.07641, and llama.cpp's sampler of this name.)
+    """
+    rows = torch.arange(len(x), device=x.device)
+    if x.device.type == "cpu":  # elsewhere, to know which rows have it would be to wait for the device
+        rows = draws.top_n_sigma.nonzero().flatten()
+        if not len(rows):
+            return x
+    some, n = x[rows].double(), draws.top_n_sigma[rows].double().unsqueeze(1)
+    best, there = some.amax(-1, keepdim=True), some > -torch.inf
+    gap = (best - some).masked_fill(~there, 0.0)
+    # Sums by cumsum: they must not depend on how many rows there are.
+    count = there.sum(-1, keepdim=True)
+    mean = gap.cumsum(-1)[:, -1:] / count
+    variance = (gap - mean).square().masked_fill(~there, 0.0).cumsum(-1)[:, -1:] / count
+    below = (gap > n * variance.sqrt()) & best.isfinite() & (n > 0)
+    return x.index_copy(0, rows, x[rows].masked_fill(below, -torch.inf))
 
 
 class _Candidates(NamedTuple):

@@ -69,6 +69,7 @@ class GenerationBody(RequestBody):
     top_p: Annotated[float, _bounds["top_p"].of_api] | None = None
     top_k: Annotated[int, _bounds["top_k"].of_api] | None = None
     min_p: Annotated[float, _bounds["min_p"].of_api] | None = None
+    top_n_sigma: Annotated[float, _bounds["top_n_sigma"].of_api] | None = None
     presence_penalty: Annotated[float, _bounds["presence_penalty"].of_api] | None = None
     frequency_penalty: Annotated[float, _bounds["frequency_penalty"].of_api] | None = None
     repetition_penalty: Annotated[float, _bounds["repetition_penalty"].of_api] | None = None
