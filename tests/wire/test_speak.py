@@ -294,6 +294,7 @@ def test_several_requests_come_interleaved_and_each_token_with_its_scores(shared
     assert all(order[i : i + 40] != [order[i]] * 40 for i in range(len(order)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
 def test_stop_ends_a_running_request_at_once(speak: Callable[..., Spoken], llm: LLM, overlap: str) -> None:
     engine = speak(overlap)
@@ -448,6 +449,7 @@ def test_an_allowed_set_is_listed_whole_and_sums_to_1(
         assert line.logprobs[line.ids.index(token_id)] == line.logprob
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("farewell", "close"),
     [(b"QUIT\n", False), (b"QUIT\r\n", False), (b"", True), (b"GEN c 5 4,5", True), (b"QUIT\nGEN c 5 4,5\n", True)],
@@ -470,6 +472,7 @@ def test_it_ends_when_told_to(speak: Callable[..., Spoken], farewell: bytes, clo
     assert "Traceback" not in engine.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, SLOTS])
 def test_what_is_answered_is_said_before_it_ends(speak: Callable[..., Spoken], slots: int) -> None:
     engine = speak(slots=slots)
@@ -479,6 +482,7 @@ def test_what_is_answered_is_said_before_it_ends(speak: Callable[..., Spoken], s
     assert engine.stdout.splitlines()[-1].startswith(b"ERR ")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_it(speak: Callable[..., Spoken]) -> None:
     busy, idle = speak(), speak()
     for engine in (busy, idle):
