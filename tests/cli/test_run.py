@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from neper.config import EngineConfig, LineEngineConfig, ServerConfig
+from neper.config import EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
 from neper.errors import ModelLoadError, StartupError
 from neper.server import run
 from neper.server.run import ready_message, serve
@@ -52,14 +52,14 @@ def test_a_port_in_use_is_told_before_any_model_is_looked_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=rf"port {port} on 127.0.0.1 is in use.*another --port"):
-            serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=port))
+            serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=port), WatchConfig())
 
 
 def test_a_bound_port_is_free_again_after_a_failed_start() -> None:
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     with pytest.raises(ModelLoadError):
-        serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=port))
+        serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=port), WatchConfig())
     bind("127.0.0.1", port).close()
 
 
@@ -74,8 +74,9 @@ def test_an_address_that_cannot_be_is_a_start_up_error(host: str, port: int) -> 
 def test_an_open_door_is_warned_about(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(run, "is_loopback", lambda address: False)
     for key, warned in ((None, True), ("secret", False)):
+        config = ServerConfig(port=0, api_key=key)
         with pytest.raises(ModelLoadError):
-            serve(EngineConfig(model="no-such-model"), LineEngineConfig(), ServerConfig(port=0, api_key=key))
+            serve(EngineConfig(model="no-such-model"), LineEngineConfig(), config, WatchConfig())
         assert ("without --api-key" in capfd.readouterr().err) is warned
 
 
