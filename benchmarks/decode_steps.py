@@ -24,8 +24,8 @@ from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, QUICK, Case, Plan
 from neper.bench.engine_drive import Clock, Step, decode_steps
 from neper.bench.engine_rig import Rig
 from neper.bench.report import Column, Figure, Report, Series, Table, at_most, conditions, pairs, publish, slug
-from neper.cli import guarded
 from neper.engine.core import EngineCore
+from neper.guarded import guarded
 from neper.progress import ProgressLine
 from neper.types import Request
 

@@ -18,7 +18,7 @@ import typer
 from neper.bench import kernels, reductions
 from neper.bench.kernels import BASELINES, Measurement, Reduction
 from neper.bench.report import Figure, Report, at_most
-from neper.cli import guarded
+from neper.guarded import guarded
 
 COMPILED = "torch.compile(logsumexp + topk)"
 COLD_SECONDS = 8

@@ -19,6 +19,7 @@ FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 ARROWS = {
     "config": "errors",
     "files": "errors",
+    "guarded": "errors",
     "options": "machine",
     "ops": "errors types",
     "models": "config errors files machine ops scratch types",
@@ -30,8 +31,8 @@ ARROWS = {
     "terminal": "text types",
     "chat": "config engine models progress terminal text types",
     "doctor": "config engine machine models neper ops",
-    "bench": "config engine errors machine models neper ops progress types",
-    "cli": "bench chat config doctor engine errors neper options server types wire",
+    "bench": "config engine errors guarded machine models neper ops progress types",
+    "cli": "bench chat config doctor engine errors guarded neper options server types wire",
     "__main__": "cli",
 }
 

@@ -1,0 +1,221 @@
+"""The commands of `neper bench`: their options and help. Each imports its benchmark when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from neper.guarded import PLAIN_HELP, guarded
+
+bench = typer.Typer(name="bench", help="Measure neper on this machine.", **PLAIN_HELP)
+
+# Options of more than one benchmark.
+_Model = Annotated[
+    str | None, typer.Option("--model", help="A model as `neper serve` takes it. On a CPU the default model.")
+]
+_Device = Annotated[str | None, typer.Option("--device", help="Device: cpu or cuda. Default: cuda where there is one.")]
+_Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it.")
+]
+
+
+@bench.callback()
+def bench_root() -> None:
+    """Measure neper on this machine."""
+
+
+@bench.command()
+@guarded
+def cpu(
+    out: Annotated[str, typer.Option("--out", help="Directory for the JSON and Markdown results.")] = "bench/results",
+) -> None:
+    """Tokens per second on the CPU with and without logprobs, interleaved in one run.
+
+    \b
+    Example:
+      neper bench cpu --out results
+    """
+    from neper.bench.cpu import run
+
+    run(out)
+
+
+@bench.command()
+@guarded
+def kernels(
+    out: Annotated[
+        str | None, typer.Option("--out", help="Directory for kernels-<card>.json and .md; without it, print only.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="The GPU: cuda or cuda:N.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: fewer cases, fewer rounds.")] = False,
+) -> None:
+    """Device time of logprobs on this GPU, beside torch's.
+
+    \b
+    Examples:
+      neper bench kernels
+      neper bench kernels --out results
+      neper bench kernels --quick
+
+    Scores random logits (R rows of V ids; logprob and rank of a token, and the k best ids) with neper's kernels, with
+    log_softmax + topk, and with logsumexp + topk. First neper's results are checked against plain torch on the CPU:
+    a wrong one ends the run with an error. Then a CUDA graph of about 50 calls is replayed, the implementations taking
+    turns; a time is that of one call, with the logits in the L2 (warm) and not (cold). The spread is how far
+    repetitions of the same thing lie apart.
+
+    "of copy" is the speed at which the logits are read, as a fraction of what a copy on the device moves. Further
+    tables: rows with sets of ids, and scoring on the host after copying whole rows there. The bounds are those of an
+    H200.
+
+    Takes some minutes. Progress is on stderr.
+    """
+    from neper.bench.kernels import run
+
+    run(out, device=device, quick=quick)
+
+
+@bench.command("engine")
+@guarded
+def bench_engine(
+    model: _Model = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."
+        ),
+    ] = None,
+    device: _Device = None,
+    dtype: _Dtype = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", help="Directory for engine-<card>-<model>.json, .md, .png, .svg; without it, print only."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", help="Requests at a time. Default: 1,8,32,64; 1,8 with --quick.")
+    ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option("--parts", help="Some of matrix,mixed,floor,prompt,host. Default: all of them."),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0, help="Seconds after which nothing new is begun; the rest is left out."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: few cases, short replies.")] = False,
+) -> None:
+    """What logprobs cost a whole engine, and how fast its decode steps are.
+
+    \b
+    Examples:
+      neper bench engine --out results
+      neper bench engine --parts matrix,floor --concurrency 1,32
+      neper bench engine --device cpu --quick
+      neper bench engine --model ./my-model --time-limit 300 --out results
+
+    Batches of requests with 128 random tokens in and 256 out, whose cases take turns, a batch each a round. A figure is
+    a ratio within this run, and its bound holds when it is at most the bound or what repetitions of one case differ by
+    (A / A). TPOT is the time from one decode step's results to the next one's, without the prefill.
+
+    \b
+    matrix  no scores, 0, 1, 5 and 20 alternatives at each concurrency
+    mixed   one of 8, and of 32, asks for 20: what the others notice
+    floor   a decode step beside reading what it must at a copy's speed
+    prompt  scored prompts beside plain ones, and their memory
+    host    the matrix where whole rows are copied and scanned; it is slow
+
+    In the matrix, two rows are sampled. Floor: all weights, and the keys and values of the contexts. Replies of the
+    host's matrix are as short as they must be.
+
+    Takes about seven minutes on a large GPU. Progress is on stderr. What was measured is written after each part, and
+    on Ctrl-C as well.
+    """
+    from neper.bench.engine import run
+    from neper.bench.engine_cases import PARTS
+
+    run(
+        out,
+        model=model,
+        shape=shape,
+        device=device,
+        dtype=dtype,
+        rounds=rounds,
+        concurrency=_sizes(concurrency) if concurrency is not None else None,
+        parts=tuple(part.strip() for part in parts.split(",")) if parts is not None else PARTS,
+        quick=quick,
+        time_limit=time_limit,
+    )
+
+
+@bench.command("http")
+@guarded
+def bench_http(
+    model: _Model = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", help="Random weights in a real model's shape: qwen3-0.6b (default on a GPU), qwen3-4b."
+        ),
+    ] = None,
+    device: _Device = None,
+    dtype: _Dtype = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--num-threads", min=1, help="CPU threads of the engine. Default: one a core.")
+    ] = None,
+    streams: Annotated[int, typer.Option("--streams", min=1, help="Requests at a time.")] = 64,
+    reply: Annotated[
+        int | None, typer.Option("--reply", min=1, help="Tokens of each reply. Default: 128 on a CPU, 1024 on a GPU.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Batches of each case.")] = 5,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="Directory for http-<card>[-<model>].json and .md; without it, print only."),
+    ] = None,
+) -> None:
+    """What logprobs cost over HTTP, and what requests cost that are refused.
+
+    \b
+    Examples:
+      neper bench http --out results
+      neper bench http --streams 8 --reply 32 --rounds 1
+      neper bench http --shape qwen3-0.6b --device cuda --out results
+
+    Starts `neper serve` and sends it batches of streamed chat completions whose cases take turns, a batch each a round:
+    without logprobs, with 0 and with 20 alternatives, without logprobs while 200 more requests arrive that the server
+    has no room for, and without logprobs again. Every reply is checked. A figure is a ratio within this run, and its
+    bound holds when it is at least the bound or what repetitions of one case differ by (A / A). The CPU time of the
+    API process, without its engine, is told a token.
+
+    Takes about ten minutes on a small CPU. Progress is on stderr.
+    """
+    from neper.bench.http import run
+
+    run(
+        out,
+        model=model,
+        shape=shape,
+        device=device,
+        dtype=dtype,
+        num_threads=num_threads,
+        streams=streams,
+        reply=reply,
+        rounds=rounds,
+    )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Ascending numbers from 1, from a list with commas."""
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1:
+        raise typer.BadParameter(
+            f"{text!r} is no list of numbers from 1; write for example 1,8,32", param_hint="--concurrency"
+        )
+    return tuple(sizes)
