@@ -24,11 +24,11 @@ from neper.engine import memory
 from neper.engine.interface import Engine
 from neper.engine.remote.client import EngineClient, _Connection
 from neper.engine.remote.heartbeat import Heartbeat, Pulse
-from neper.engine.remote.messages import Beat, decode_from_engine
+from neper.engine.remote.messages import Beat, Prompts, Submit, decode_from_engine, decode_to_engine
 from neper.errors import EngineDeadError, OverloadedError, StartupError
 from neper.models.source import resolve
 from neper.types import FinishReason, Request, SamplingParams, TokenChunk
-from tests.helpers.engine import make_core, prompts, request, run
+from tests.helpers.engine import join, make_core, prompts, request, run
 from tests.models.gguf_files import write_gguf
 
 LONG = SamplingParams(temperature=0, max_tokens=400)
@@ -145,6 +145,45 @@ def test_a_bad_request_is_an_error_and_the_next_one_works(directory: Path) -> No
             assert bad.finish_reason is FinishReason.ERROR
             assert "vocabulary" in (bad.error or "")
             assert (await collect(client, request("good", [5, 6])))[-1].finish_reason is FinishReason.LENGTH
+
+    go(test())
+
+
+def test_a_prompt_is_sent_once_for_all_of_its_choices() -> None:
+    prompt, other = list(range(1000)), list(range(1000))
+    sends, receives = Prompts(), Prompts()
+
+    def sent(name: str, ids: list[int]) -> int:
+        item = request(name, ids, SamplingParams(seed=len(name)))
+        data = sends.encoded(item)
+        message = decode_to_engine(data)
+        assert isinstance(message, Submit)
+        assert receives.request(message) == item
+        return len(data)
+
+    sizes = [sent(name, ids) for name, ids in (("a", prompt), ("b", prompt), ("c", other), ("d", other), ("e", prompt))]
+    assert [size > 2000 for size in sizes] == [True, False, True, False, True]
+    broken = [*prompt, 2**70]
+    for _ in range(2):
+        with pytest.raises(OverflowError):
+            sends.encoded(request("f", broken))
+    assert sent("g", prompt) < 2000  # still the last that was sent
+
+
+def test_choices_of_one_prompt_are_computed_from_it_by_the_next_engine_too(directory: Path) -> None:
+    [prompt] = prompts(1, 20)
+    items = [request(name, prompt, top_k=2) for name in ("0", "1", "2")]
+    expected = run(make_core(directory), items)
+
+    async def test() -> None:
+        async with engine(directory) as client:
+            for restarts in range(2):
+                if restarts:
+                    os.kill(pid_of(client), signal.SIGKILL)
+                    await until(lambda: client.stats().restarts > 0 and client.alive)
+                for item, chunks in zip(items, await asyncio.gather(*[collect(client, i) for i in items]), strict=True):
+                    found = join([chunk.tokens for chunk in chunks]).token_ids
+                    assert found.tolist() == expected[item.request_id].token_ids
 
     go(test())
 

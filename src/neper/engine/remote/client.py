@@ -26,11 +26,11 @@ from neper.engine.remote.messages import (
     EngineOutputs,
     FromEngine,
     Loading,
+    Prompts,
     Ready,
     Shutdown,
     Start,
     StartFailed,
-    Submit,
     ToEngine,
     decode_from_engine,
     encode,
@@ -110,7 +110,7 @@ class EngineClient:
             raise OverloadedError(f"the engine {state}; try again shortly", retry_after=5)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")  # its chunks would be another stream's
-        self._send(Submit(request))  # first: what cannot be encoded raises, and must leave nothing behind
+        self._connection.submit(request)  # first: what cannot be encoded raises, and must leave nothing behind
         stream = self._streams[request.request_id] = ChunkStream(request.request_id, self._forget)
         return stream
 
@@ -120,12 +120,13 @@ class EngineClient:
     def _forget(self, request_id: str) -> None:
         """Stop the work of a stream that was closed before its end."""
         if self._streams.pop(request_id, None) is not None and self._supervisor.alive:
-            self._send(Abort(request_id))
+            self._connection.send(Abort(request_id))
 
-    def _send(self, message: ToEngine) -> None:
+    @property
+    def _connection(self) -> _Connection:
         connection = self._supervisor.connection
         assert connection is not None
-        connection.send(message)
+        return connection
 
     async def _launch(self) -> _Connection:
         connection = _Connection()
@@ -221,6 +222,7 @@ class _Connection:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._readable = asyncio.Event()
+        self._prompts = Prompts()
         self._directory: ScratchDirectory | None = None
         self._process: Process | None = None
         self._exited: asyncio.Task[int] | None = None
@@ -259,10 +261,16 @@ class _Connection:
         while not self._outbox.poll(0, zmq.POLLOUT) and not self._exited.done():
             await asyncio.sleep(_CONNECTING_SECONDS)
 
+    def submit(self, request: Request) -> None:
+        self._send(self._prompts.encoded(request))
+
     def send(self, message: ToEngine) -> None:
+        self._send(encode(message))
+
+    def _send(self, data: bytes) -> None:
         # The queue has no bound, so only where nobody is at its other end any more nothing can be sent.
         with contextlib.suppress(zmq.Again):
-            self._outbox.send(encode(message), zmq.NOBLOCK)
+            self._outbox.send(data, zmq.NOBLOCK)
 
     async def receive(self) -> list[FromEngine]:
         """The messages that have come, at least one; none once the process is gone and its last message read."""

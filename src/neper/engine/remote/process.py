@@ -25,6 +25,7 @@ from neper.engine.remote.messages import (
     EngineOutputs,
     FromEngine,
     Loading,
+    Prompts,
     Ready,
     Shutdown,
     Start,
@@ -46,6 +47,7 @@ class EngineProcess:
     """An engine that takes and sends messages."""
 
     def __init__(self, directory: Path, parent: int) -> None:
+        self._prompts = Prompts()
         self._parent = parent  # not os.getppid() now: it may have died in the seconds that our imports take
         context = zmq.Context()
         self._inbox = context.socket(zmq.PULL)
@@ -93,7 +95,7 @@ class EngineProcess:
         changed = False
         while message is not None:
             if isinstance(message, Submit):
-                core.add(message.request)
+                core.add(self._prompts.request(message))
             elif isinstance(message, Abort):
                 core.abort(message.request_id)
                 changed = True
