@@ -179,6 +179,22 @@ def test_top_n_sigma(vocab: int, dtype: torch.dtype) -> None:
     check(logits, rows)
 
 
+def test_top_n_sigma_where_float32_ends_and_at_its_edge() -> None:
+    """Two ids at the lowest float leave the others as they are, and of two ids alone n = 2 keeps both."""
+    low = torch.randn(2, 3000, generator=torch.Generator().manual_seed(5)) * 3
+    low[0, [10, 2900]] = torch.finfo(torch.float32).min
+    low[1, 1000:1010] = -1e38
+    two = torch.full((64, 1100), -torch.inf)
+    two[:, 5], two[:, 9] = 11.27, 1.873
+    for logits, rows in (
+        (low, [Row(seed=seed, top_n_sigma=3.0) for seed in (1, 2)]),
+        (two, [Row(seed=seed, top_n_sigma=2.0, temperature=50.0) for seed in range(64)]),
+    ):
+        logits = logits.to(DEVICE)
+        assert chosen(logits, rows) == defined(logits, rows)
+    assert {*defined(two.to(DEVICE), rows)[0]} == {5, 9}
+
+
 def masked(x: Tensor) -> Tensor:
     """Few ids above -inf, a row with one."""
     x = x.clone()

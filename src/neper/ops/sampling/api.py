@@ -10,6 +10,14 @@ from torch import Tensor
 
 from neper.ops.common.variants import Variants
 
+FARTHEST = 1e12
+"""A logit farther below the row's best counts as being so far in top-n-sigma's deviation: squares stay in float32."""
+
+SIGMA_SLACK = 1 + 1e-5
+"""Factor of top-n-sigma's distance: rounding must not decide on an id at its very edge. Of two ids the worse one is
+exactly two deviations below the best.
+"""
+
 
 @dataclass(frozen=True)
 class Penalties:

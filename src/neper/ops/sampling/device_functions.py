@@ -6,9 +6,12 @@ import triton
 import triton.language as tl
 
 from neper.ops.common.device_functions import monotonic
+from neper.ops.sampling import api
 
 _NONE = tl.constexpr(-float("inf"))
 _DEAD = tl.constexpr(-(2**63))  # below every key
+_FAR = tl.constexpr(api.FARTHEST)
+_SLACK = tl.constexpr(api.SIGMA_SLACK)
 
 
 @triton.jit
@@ -59,7 +62,7 @@ def store_moments(moments, tile, num_tiles, x, best):
     """
     there = x > _NONE
     count = tl.sum(tl.sum(there.to(tl.int32), axis=1))
-    gap = tl.where(there, x - best, 0.0)
+    gap = tl.where(there, tl.maximum(x - best, -_FAR), 0.0)
     mean = tl.div_rn(tl.sum(tl.sum(gap, axis=1)), tl.maximum(count, 1).to(tl.float32))
     apart = tl.where(there, gap - mean, 0.0)
     floats = moments.to(tl.pointer_type(tl.float32))
@@ -82,10 +85,10 @@ def floor_of(words, moments, n, maximum, num_tiles, PP: tl.constexpr):
         squares = tl.load(floats + 2 * num_tiles + tile, mask=there, other=0.0)
         weight = count.to(tl.float32)
         total = tl.sum(count).to(tl.float32)
-        mean = tl.where(count > 0, best - maximum + mean, 0.0)
+        mean = tl.where(count > 0, tl.maximum(best - maximum, -_FAR) + mean, 0.0)
         apart = mean - tl.div_rn(tl.sum(weight * mean), total)
         variance = tl.div_rn(tl.sum(squares + weight * apart * apart), total)
-        floor = maximum - n * tl.sqrt_rn(variance)
+        floor = maximum - n * tl.sqrt_rn(variance) * _SLACK
     return floor
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from neper.ops.common.order import greedy_tokens, ordered_top_k
 from neper.ops.logprobs.reference import row_normaliser
-from neper.ops.sampling.api import Bias, DrawInputs, Masks, Penalties
+from neper.ops.sampling.api import FARTHEST, SIGMA_SLACK, Bias, DrawInputs, Masks, Penalties
 
 # Rows with top-k or top-p look at this many best ids first; the few rows that need more are sorted whole.
 _CANDIDATES = 1024
@@ -142,12 +142,12 @@ def _cut_by_sigma(x: Tensor, draws: DrawInputs) -> Tensor:
             return x
     some, n = x[rows].double(), draws.top_n_sigma[rows].double().unsqueeze(1)
     best, there = some.amax(-1, keepdim=True), some > -torch.inf
-    gap = (best - some).masked_fill(~there, 0.0)
+    gap = (best - some).clamp(max=FARTHEST).masked_fill(~there, 0.0)
     # Sums by cumsum: they must not depend on how many rows there are.
     count = there.sum(-1, keepdim=True)
     mean = gap.cumsum(-1)[:, -1:] / count
     variance = (gap - mean).square().masked_fill(~there, 0.0).cumsum(-1)[:, -1:] / count
-    below = (gap > n * variance.sqrt()) & best.isfinite() & (n > 0)
+    below = (gap > n * variance.sqrt() * SIGMA_SLACK) & best.isfinite() & (n > 0)
     return x.index_copy(0, rows, x[rows].masked_fill(below, -torch.inf))
 
 
