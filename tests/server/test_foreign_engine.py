@@ -489,4 +489,4 @@ def test_capabilities_of_a_test_are_what_such_engines_have() -> None:
     assert plain.logprobs is None
     assert plain.logprobs_modes == ("raw_logprobs",)
     missing = new_engine().capabilities.sampling_fields - plain.sampling_fields
-    assert missing == {"ignore_eos", "min_tokens", "logit_bias", "bad_words", "grammar"}
+    assert missing == {"ignore_eos", "min_tokens", "logit_bias", "bad_words", "grammar", "top_n_sigma"}

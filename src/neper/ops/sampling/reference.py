@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,7 +138,7 @@ def _cut_by_sigma(x: Tensor, draws: DrawInputs) -> Tensor:
     """
     rows = torch.arange(len(x), device=x.device)
     if x.device.type == "cpu":  # elsewhere, to know which rows have it would be to wait for the device
-        rows = draws.top_n_sigma.nonzero().flatten()
+        rows = torch.from_numpy(np.flatnonzero(draws.top_n_sigma.numpy()))
         if not len(rows):
             return x
     some, n = x[rows].double(), draws.top_n_sigma[rows].double().unsqueeze(1)
