@@ -51,10 +51,11 @@ test: $(DEV_STAMP) $(MODEL_STAMP) ## run the quick tests (some minutes)
 	@$(KERNELS) -m "not slow and not full"
 	@$(OTHERS) -m "not slow and not full"
 
-# Prints the coverage, without the kernels' tests, which would take twice as long, and without processes that tests start.
+# Prints the coverage of the quick tests. With it tests take twice as long, so the kernels' and the slow ones go without.
 test-slow: $(DEV_STAMP) $(MODEL_STAMP) ## run the slow tests too
 	@$(KERNELS) -m "not full"
-	@$(OTHERS) -m "not full" --cov
+	@$(OTHERS) -m "not slow and not full" --cov
+	@$(OTHERS) -m "slow and not full"
 
 # Attacks time things: nothing runs beside them.
 test-all: $(DEV_STAMP) $(MODEL_STAMP) ## run the tests with the full counts, and attacks
