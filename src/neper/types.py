@@ -21,6 +21,10 @@ LogprobsMode = Literal["raw_logprobs", "tempered_logprobs", "processed_logprobs"
 
 LOGPROBS_MODES: tuple[LogprobsMode, ...] = get_args(LogprobsMode)
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+"""The smallest normal number: smaller ones may count as 0."""
+
 LISTED_WHOLE = 1024
 """An allowed set of up to this many ids is listed whole; a larger one lists its top k."""
 
@@ -41,17 +45,19 @@ class Fault(str, Enum):
 
 
 class Bounds(NamedTuple):
-    """The numbers that a sampling field takes; all of them are finite.
+    """The numbers that a sampling field takes; engines hold those with a fraction in float32, where they are finite.
 
     Attributes:
         own: the bounds within which a request is sure to end.
         api: those of the HTTP API, where they are narrower.
         name: the numbers in words; None = the words of `own`.
+        least: the smallest size of a number.
     """
 
     own: Meta = Meta()
     api: Meta | None = None
     name: str | None = None
+    least: float = 0.0
 
     @property
     def of_api(self) -> Meta:
@@ -60,7 +66,8 @@ class Bounds(NamedTuple):
     def hold(self, value: float) -> bool:
         ge, gt, le = self.own.ge, self.own.gt, self.own.le
         above = (ge is None or value >= ge) and (gt is None or value > gt)
-        return above and (le is None or value <= le) and -math.inf < value < math.inf
+        in_float32 = isinstance(value, int) or self.least <= abs(value) <= FLOAT32_MAX
+        return above and (le is None or value <= le) and in_float32
 
     @property
     def text(self) -> str:
@@ -68,7 +75,10 @@ class Bounds(NamedTuple):
         if self.name is not None:
             return self.name
         ends = {"at least": self.own.ge, "above": self.own.gt, "at most": self.own.le}
-        return " and ".join(f"{word} {end:g}" for word, end in ends.items() if end is not None) or "a number"
+        return (
+            " and ".join(f"{word} {end:g}" for word, end in ends.items() if end is not None)
+            or "a number that float32 holds"
+        )
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,18 +94,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         allowed_token_ids: the only ids that may be sampled; empty = all.
         bad_words: sequences of ids that must not be sampled one after the other.
         grammar: what the text must follow, in llguidance's serialised form (see `neper.text.grammar`).
+        stop: strings that end the reply; a plain string is one.
     """
 
     max_tokens: Annotated[int | None, Bounds(Meta(ge=0))] = None
     min_tokens: Annotated[int, Bounds(Meta(ge=0))] = 0
-    temperature: Annotated[float, Bounds(Meta(ge=0), api=Meta(ge=0.0, le=2.0))] = 1.0
+    temperature: Annotated[
+        float, Bounds(Meta(ge=0), api=Meta(ge=0.0, le=2.0), name="at least 0, and finite in float32")
+    ] = 1.0
     top_p: Annotated[float, Bounds(Meta(gt=0, le=1))] = 1.0
     top_k: Annotated[int, Bounds(Meta(ge=-1), api=Meta(ge=-1, le=2**63 - 1))] = 0
     min_p: Annotated[float, Bounds(Meta(ge=0, le=1))] = 0.0
     top_n_sigma: Annotated[float, Bounds(Meta(ge=0, le=100))] = 0.0
     presence_penalty: Annotated[float, Bounds(api=Meta(ge=-2.0, le=2.0))] = 0.0
     frequency_penalty: Annotated[float, Bounds(api=Meta(ge=-2.0, le=2.0))] = 0.0
-    repetition_penalty: Annotated[float, Bounds(Meta(gt=0), api=Meta(ge=0.01, le=100.0))] = 1.0
+    repetition_penalty: Annotated[
+        float,
+        Bounds(Meta(gt=0), Meta(ge=0.01, le=100.0), name="above 0, and a normal number of float32", least=FLOAT32_TINY),
+    ] = 1.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -109,6 +125,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        stop: object = self.stop
+        if isinstance(stop, str):
+            msgspec.structs.force_setattr(self, "stop", (stop,))
 
     @property
     def greedy(self) -> bool:
@@ -145,8 +166,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not bounds.hold(value):
                 return f"{name} must be {bounds.text}, got {value}"
-        if not all(value < math.inf for value in self.logit_bias.values()):
-            return f"logit_bias must be of numbers, or -inf to ban, got {self.logit_bias}"
+        if not all(value == -math.inf or abs(value) <= FLOAT32_MAX for value in self.logit_bias.values()):
+            return f"logit_bias must be of numbers that float32 holds, or -inf to ban, got {self.logit_bias}"
         return None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import neper
 from neper import LLM, FinishReason, LogprobParams, SamplingParams
-from neper.errors import ContextLengthError, InvalidRequestError, StartupError
+from neper.errors import ConfigError, ContextLengthError, InvalidRequestError, StartupError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -123,6 +124,73 @@ def test_bad_input_computes_nothing(llm: LLM) -> None:
         llm.generate("a", [GREEDY, GREEDY])
     assert not llm.core.has_work
     assert len(llm.generate("a", GREEDY)[0].token_ids) == 12
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"top_k": 1.5},
+        {"max_tokens": 2.5},
+        {"ignore_eos": "no"},
+        {"allowed_token_ids": (1.5,)},
+        {"logit_bias": {1.5: 1.0}},
+        {"logit_bias": [5]},
+        {"logit_bias": None},
+        {"logit_bias": {5: 1e39}},
+        {"bad_words": ((1.5,),)},
+        {"seed": 1.5},
+        {"top_n_sigma": "1"},
+        {"top_n_sigma": None},
+        {"stop": 5},
+        {"top_k": [1]},
+    ],
+    ids=str,
+)
+def test_a_sampling_field_of_a_wrong_type_is_named(llm: LLM, field: dict[str, Any]) -> None:
+    [name] = field
+    for sampling in (SamplingParams(**field), [SamplingParams(**field)]):
+        with pytest.raises(InvalidRequestError, match=f"^{name}"):
+            llm.generate(["a"], sampling)
+        assert not llm.core.has_work
+    with pytest.raises(InvalidRequestError, match=f"^{name}"):
+        next(iter(llm.stream_chat([{"role": "user", "content": "Hi"}], SamplingParams(**field))))
+
+
+def test_wrong_types_of_arguments_are_named(llm: LLM) -> None:
+    for prompts in ([[1.5]], [1.5], None, b"hi", [b"hi"], [True], 5, {"a": 1}, object(), np.array([1.5])):
+        for call in (llm.generate, llm.score):
+            with pytest.raises(InvalidRequestError, match="prompts must be texts or token ids"):
+                call(prompts)  # type: ignore[operator]
+    with pytest.raises(InvalidRequestError, match="logprobs must be LogprobParams, got int"):
+        llm.generate("a", GREEDY, 3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="sampling_params must be SamplingParams, got dict"):
+        llm.generate("a", {"top_k": 1})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="prompt_start"):
+        llm.generate("a", GREEDY, LogprobParams(prompt_top_k=0, prompt_start="1"))  # type: ignore[arg-type]
+
+
+def test_numbers_and_arrays_of_numpy_are_taken(llm: LLM) -> None:
+    [plain] = llm.generate([5, 6], SamplingParams(max_tokens=4, top_k=3, seed=7))
+    five, six = np.array([5, 6])
+    sampling = SamplingParams(max_tokens=np.int32(4), top_k=np.int64(3), seed=np.uint8(7))  # type: ignore[arg-type]
+    for prompts in (np.array([5, 6]), [five, six], [np.array([5, 6])], np.array([[5, 6]]), (5, 6), [(5, 6)]):
+        [reply] = llm.generate(prompts, sampling)  # type: ignore[arg-type]
+        assert (reply.prompt_token_ids, reply.token_ids) == ([5, 6], plain.token_ids)
+    banned = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=np.array([8, 9]), logit_bias={8: -np.inf})  # type: ignore[arg-type]
+    assert llm.generate("a", banned)[0].token_ids == [9] * 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"foo": 1}, "foo is no setting; there are model, device, dtype, .*"),
+        ({"max_model_len": "x"}, r"max_model_len must be int \| None, got 'x'"),
+        ({"kv_cache_memory": "1XB"}, r"kv_cache_memory must be int \| None, got '1XB'"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        LLM("no/such/model/anywhere", **setting)
 
 
 def test_a_grammar_that_cannot_be_used_is_the_request_s_fault(llm: LLM) -> None:

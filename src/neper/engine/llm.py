@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
+import numpy.typing as npt
 
 from neper.config import DEFAULT_MODEL, EngineConfig
 from neper.engine.core import EngineCore
 from neper.engine.interface import failure
-from neper.errors import ContextLengthError, InvalidRequestError
+from neper.errors import ConfigError, ContextLengthError, InvalidRequestError
 from neper.models import source
 from neper.seeds import choice_seed
 from neper.text.detokenizer import Detokenizer, TextToken
@@ -24,6 +26,7 @@ from neper.types import (
     Float32Array,
     JsonObject,
     LogprobParams,
+    LogprobsMode,
     PackedRows,
     Progress,
     Request,
@@ -32,6 +35,8 @@ from neper.types import (
 )
 
 Prompt = str | list[int]
+Prompts = Prompt | Sequence[Prompt] | npt.NDArray[Any]
+Params = TypeVar("Params", SamplingParams, LogprobParams)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ class LLM:
         **config: fields of neper.config.EngineConfig (dtype, max_model_len, max_num_seqs, ...).
 
     Raises:
-        ConfigError: a setting has a value that it cannot have.
+        ConfigError: a setting is not known, or has a value that it cannot have.
         StartupError: the model cannot be loaded, or a setting does not fit this machine.
     """
 
@@ -168,45 +173,44 @@ class LLM:
         progress: Progress | None = None,
         **config: Any,
     ) -> None:
+        settings = _engine_config(model, config)
         self.source = source.resolve(model, progress=progress)
         self.tokenizer = Tokenizer.from_directory(self.source.path)
         self.eos_token_ids = tuple(reply_ends(self.tokenizer, source.named_ends(self.source.path)))
-        self.core = EngineCore(EngineConfig(model=model, **config), self.source, progress)
+        self.core = EngineCore(settings, self.source, progress)
         self._numbers = itertools.count()
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         logprobs: LogprobParams | list[LogprobParams] | None = None,
     ) -> list[Completion]:
         """Replies to prompts, computed together, in their order.
 
         Args:
-            prompts: one or a list; each a text (special tokens spelled in it count) or token ids.
+            prompts: one or a list; each a text (special tokens spelled in it count), or a list or array of token ids.
             sampling_params: for all prompts, or one each; default SamplingParams(). Where one with a seed is for all,
                 the first prompt draws from that and the others from hashes of it, as the choices of an HTTP request
                 do; in a list each seed is its prompt's own.
             logprobs: which scores to return, for all prompts or one each; default none.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is out of bounds: nothing was computed. Or a grammar cannot be
-                used, or no token is left to sample: the other prompts are dropped too.
+            InvalidRequestError: a prompt or a parameter is of a wrong type or out of bounds: nothing was computed. Or a
+                grammar cannot be used, or no token is left to sample: the other prompts are dropped too.
             InvalidLogitsError: the model gave no numbers for one of the prompts; the others are dropped too.
         """
         token_ids = self._token_ids(prompts)
-        sampling = _one_each(
-            SamplingParams() if sampling_params is None else sampling_params, len(token_ids), "sampling_params"
-        )
+        sampling = _one_each(sampling_params, SamplingParams, len(token_ids), "sampling_params")
         if not isinstance(sampling_params, list):
             sampling = [msgspec.structs.replace(s, seed=choice_seed(s.seed, i, 0)) for i, s in enumerate(sampling)]
-        scores = _one_each(LogprobParams() if logprobs is None else logprobs, len(token_ids), "logprobs")
+        scores = _one_each(logprobs, LogprobParams, len(token_ids), "logprobs")
         replies = [self._reply(ids, s, p) for ids, s, p in zip(token_ids, sampling, scores, strict=True)]
         for _ in self._run(replies):
             pass
         return [reply.completion() for reply in replies]
 
-    def score(self, prompts: Prompt | Sequence[Prompt]) -> list[Float32Array]:
+    def score(self, prompts: Prompts) -> list[Float32Array]:
         """The model's logprob of each prompt's tokens: for n tokens [n - 1] float32, from the second on."""
         replies = [
             self._reply(ids, SamplingParams(max_tokens=0), LogprobParams(prompt_top_k=0))
@@ -223,22 +227,22 @@ class LLM:
         logprobs: LogprobParams | None = None,
     ) -> Iterator[TextDelta]:
         """The reply to a conversation, step by step. Closing the iterator ends the work."""
+        [sampling] = _one_each(sampling_params, SamplingParams, 1, "sampling_params")
+        [scores] = _one_each(logprobs, LogprobParams, 1, "logprobs")
         prompt = self.tokenizer.apply_chat_template(messages)
-        sampling_params, logprobs = sampling_params or SamplingParams(), logprobs or LogprobParams()
-        reply = self._reply(prompt, sampling_params, logprobs, begins_text=True)
+        reply = self._reply(prompt, sampling, scores, begins_text=True)
         with closing(self._run([reply])) as steps:  # a generator left to itself is closed at no certain time
             for _, delta in steps:
                 yield delta
 
-    def _token_ids(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
-        listed: list[Prompt] = []
-        if isinstance(prompts, str):
-            listed = [prompts]
-        elif prompts and all(isinstance(prompt, int) for prompt in prompts):
-            listed = [cast("list[int]", prompts)]
-        else:
-            listed = list(cast("Sequence[Prompt]", prompts))
-        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in listed]
+    def _token_ids(self, prompts: Prompts) -> list[list[int]]:
+        try:
+            given = _plain(prompts)
+            single = isinstance(given, str) or (given and all(isinstance(item, int) for item in given))
+            listed = msgspec.convert([given] if single else given, list[Prompt])
+        except (TypeError, msgspec.ValidationError) as error:
+            raise InvalidRequestError(f"prompts must be texts or token ids: {error}", param="prompts") from None
+        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in listed]
 
     def _reply(
         self, prompt: list[int], sampling: SamplingParams, logprobs: LogprobParams, *, begins_text: bool = False
@@ -283,8 +287,53 @@ class LLM:
                 self.core.abort(request_id)
 
 
-def _one_each(value: Any, count: int, name: str) -> list[Any]:
-    values = list(value) if isinstance(value, list) else [value] * count
+def _one_each(given: Any, kind: type[Params], count: int, name: str) -> list[Params]:
+    """Params for each of `count` prompts, checked: structs do not check types when they are made."""
+    if isinstance(given, list):
+        values = [_checked(value, kind, name) for value in given]
+    else:
+        values = [kind() if given is None else _checked(given, kind, name)] * count
     if len(values) != count:
         raise InvalidRequestError(f"{name} holds {len(values)} entries for {count} prompts", param=name)
     return values
+
+
+def _checked(params: Any, kind: type[Params], name: str) -> Params:
+    if not isinstance(params, kind):
+        raise InvalidRequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}", param=name)
+    values: dict[str, Any] = {}
+    member = ""
+    try:
+        for member, wanted in _types(kind).items():
+            values[member] = msgspec.convert(_plain(getattr(params, member)), wanted)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise InvalidRequestError(f"{member}: {error}", param=member) from None
+    return kind(**values)
+
+
+@cache
+def _types(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {name: str if hint is LogprobsMode else hint for name, hint in hints.items()}  # the engine names the modes
+
+
+def _engine_config(model: str, given: dict[str, Any]) -> EngineConfig:
+    kinds, values = _types(EngineConfig), dict[str, Any]()
+    names = {setting.name: setting.type for setting in fields(EngineConfig)}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ConfigError(f"{name} is no setting; there are {', '.join(kinds)}")
+        try:
+            values[name] = msgspec.convert(_plain(value), kinds[name])
+        except (TypeError, msgspec.ValidationError):
+            raise ConfigError(f"{name} must be {names[name]}, got {value!r}") from None
+    return EngineConfig(model=model, **values)
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's own numbers and lists in place of numpy's, of tensors and of other sequences."""
+    return msgspec.to_builtins(
+        value,
+        builtin_types=(bytes, bytearray, memoryview),  # would become texts
+        enc_hook=lambda other: other.tolist() if hasattr(other, "tolist") else list(other),
+    )
