@@ -109,7 +109,7 @@ def bench_engine(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke test: few cases, short replies.")] = False,
 ) -> None:
-    """What logprobs cost a whole engine, and how fast its decode steps are.
+    """Measure the cost of logprobs in a whole engine, and the speed of its decode steps.
 
     \b
     Examples:
@@ -177,7 +177,7 @@ def bench_http(
         typer.Option("--out", help="Directory for http-<card>[-<model>].json and .md; without it, print only."),
     ] = None,
 ) -> None:
-    """What logprobs cost over HTTP, and what requests cost that are refused.
+    """Measure the cost of logprobs over HTTP, and that of refused requests.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""What a step computes: requests as sequences, their blocks, and whose turn it is. No tensors."""
+"""Plans of steps: requests as sequences, their blocks, and the order of turns. No tensors."""

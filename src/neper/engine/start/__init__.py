@@ -1,1 +1,1 @@
-"""What is built once, before the first step."""
+"""Builds all that steps need, once, before the first one."""

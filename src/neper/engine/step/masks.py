@@ -1,4 +1,4 @@
-"""Which ids a step's rows may sample: allowed sets, bad words and grammars as bit masks, made on the host."""
+"""Masks of the ids that a step's rows may sample: allowed sets, bad words and grammars, as bits made on the host."""
 
 from __future__ import annotations
 

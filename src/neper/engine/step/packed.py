@@ -1,4 +1,4 @@
-"""What a step leaves for the host: packed words and their layout."""
+"""The results of a step for the host: packed words and their layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Segment:
 
 @dataclass
 class Packed:
-    """What a step leaves: packed words on the device and their layout.
+    """The results of a step: packed words on the device and their layout.
 
     Attributes:
         words: flat int32, at least as long as the segments say; None when there are none.

@@ -94,7 +94,7 @@ def floor_of(words, moments, n, maximum, num_tiles, PP: tl.constexpr):
 
 @triton.jit
 def load_left(base, begin, V, floor, ROWS: tl.constexpr, VEC: tl.constexpr, UNIT: tl.constexpr):
-    """As `load_tile`, but -inf below the floor."""
+    """Load a tile like `load_tile`, with -inf below the floor."""
     x, ids = load_tile(base, begin, V, ROWS, VEC, UNIT)
     return tl.where(x >= floor, x, _NONE), ids
 
