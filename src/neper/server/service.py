@@ -243,10 +243,10 @@ class Service:
     async def read_json(self, scope: Scope, receive: Receive, kind: type[Body]) -> Body:
         """The body of a request, decoded and checked by itself."""
         hold = partial(self.hold_body, Exchange.of(scope))
-        data = await read_body(scope, receive, self.config.max_body_bytes, hold)
-        if len(data) <= INLINE_BYTES:
-            return decode_body(data, kind)
-        return await unless_left(self._decoding.run(lambda: decode_body(data, kind)), receive)
+        parts = await read_body(scope, receive, self.config.max_body_bytes, hold)
+        if sum(map(len, parts)) <= INLINE_BYTES:
+            return decode_body(b"".join(parts), kind)
+        return await unless_left(self._decoding.run(lambda: decode_body(b"".join(parts), kind)), receive)
 
     async def encode(self, text: str, *, add_special_tokens: bool, limit: int | None = None) -> list[int]:
         """Ids of a text. Raises ContextLengthError where a long one has more than `limit` (default: the context)."""

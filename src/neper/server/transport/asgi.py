@@ -42,8 +42,8 @@ def has_body(scope: Scope) -> bool:
     return header(scope, b"transfer-encoding") is not None or (header(scope, b"content-length") or b"0") != b"0"
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[int, int], None]) -> bytes:
-    """The body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
+async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[int, int], None]) -> list[bytes]:
+    """The parts of the body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
 
     Demanding the content type keeps pages of other origins from posting here without the browser's asking first.
 
@@ -78,7 +78,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[
         hold(size, max(size, expected))
         parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return parts
 
 
 async def unless_left(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
