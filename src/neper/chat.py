@@ -38,7 +38,7 @@ def chat(
     plain: bool,
 ) -> None:
     """Generate a reply to `text` in this process and print it, shaded on a terminal, as numbers elsewhere."""
-    # A console that cannot show a character gets its escape, never a crash.
+    # A console that cannot show a character gets its escape. It must not crash.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -51,7 +51,7 @@ def chat(
 
     with ProgressLine(sys.stderr) as progress:
         model = source.resolve(config.model, progress=progress)
-        # A model without a chat template is told before its weights are read.
+        # A model without a chat template is an error before its weights are read.
         Tokenizer.from_directory(model.path).apply_chat_template(messages)
         from neper.engine.llm import LLM
 
@@ -72,7 +72,7 @@ def chat(
 def _print_stream(
     console: Console, stream: Iterator[TextDelta], token_bytes: Callable[[int], bytes], plain: bool
 ) -> tuple[list[ShownToken], str]:
-    """The tokens and the finish reason, after printing them as they come."""
+    """Print the tokens as they come. Returns them and the finish reason."""
     tokens: list[ShownToken] = []
     finish_reason = ""
     if plain:

@@ -1,4 +1,4 @@
-"""The `neper` command. Defaults come from config.py; whatever is heavy is imported by the command that needs it."""
+"""The `neper` command. Defaults come from config.py. A command imports heavy modules itself, when it runs."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def serve(
       neper serve model.gguf --host 0.0.0.0 --api-key-file key.txt --kv-cache-memory 2GiB
       neper serve --engine-command "./engine --serve model.bin" --tokenizer ./my-model
 
-    With --engine-command an engine of someone else's computes, which speaks the T/LP line protocol on its standard
-    input and output; the options of neper's own engine then mean nothing.
+    With --engine-command another program computes. It speaks the T/LP line protocol on its standard input and output,
+    and the options of neper's own engine have no effect.
 
-    Ctrl-C, SIGTERM or SIGHUP stops it: running requests are finished first, for at most --drain-timeout seconds; a
-    second Ctrl-C ends at once.
+    Ctrl-C, SIGTERM or SIGHUP stops the server. Running requests first get --drain-timeout seconds to finish. A second
+    Ctrl-C ends at once.
     """
     from neper.server.run import serve as run
 
@@ -89,7 +89,7 @@ def serve(
 @guarded
 @with_options(only=frozenset({"model", "device", "dtype", "max_model_len", "kv_cache_memory", "num_threads"}))
 def chat(
-    text: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
+    text: Annotated[str, typer.Argument(help="Message to the model; - reads it from standard input.")],
     top: Annotated[int, typer.Option("--top", min=0, help="List this many alternatives of each token.")] = 0,
     system: Annotated[str | None, typer.Option("--system", help="System message before the text.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest reply in tokens.")] = 256,
@@ -109,10 +109,10 @@ def chat(
       neper chat "What is the capital of France?" --top 5
       git diff | neper chat - --system "Summarise this change." --plain
 
-    On a terminal each token is shaded by its probability; --top adds a table of alternatives. In a pipe, with
-    NO_COLOR or with --plain, there is one line a token instead: the token as a JSON string, its logprob (natural
-    log), its probability, then each alternative with its probability, separated by tabs; after an empty line
-    comes the reply as text. The first line names the columns.
+    On a terminal each token is shaded by its probability, and --top adds a table of alternatives. In a pipe, with
+    NO_COLOR or with --plain, there is one line per token instead. Its columns are separated by tabs, and the first
+    line names them: the token as a JSON string, its logprob (natural log), its probability, then each alternative
+    with its probability. After an empty line comes the reply as text.
     """
     from neper.chat import chat as run
     from neper.engine.remote.openmp import wait_briefly
@@ -149,7 +149,7 @@ def line_engine(
       neper engine ./my-model --max-num-seqs 1
       neper serve --engine-command "neper engine ./my-model" --tokenizer ./my-model
 
-    What a session looks like; < is written to its standard input, > is read from its standard output:
+    Example of a session; < is written to its standard input, > is read from its standard output:
 
     \b
       > INFO engine=neper version=0.1.0 model=smollm2-135m
@@ -184,9 +184,9 @@ def line_engine(
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
 ) -> None:
-    """Say what neper finds on this machine, what it would use, and why.
+    """Report what neper finds on this machine, what it would use, and why.
 
-    Loads no model. The exit code is 1 if something that is needed is missing.
+    Loads no model. The exit code is 1 if something necessary is missing.
     """
     from neper.doctor import examine, render, render_json
 
@@ -196,7 +196,7 @@ def doctor(
 
 
 def _read_stdin() -> str:
-    """All of standard input; bytes that are no text in its encoding become U+FFFD."""
+    """All of standard input. Bytes that are not text in its encoding become U+FFFD."""
     data = sys.stdin.buffer.read(MAX_STDIN + 1)
     if len(data) > MAX_STDIN:
         raise StartupError(f"standard input has more than {MAX_STDIN} bytes, which no model reads at once")
@@ -204,7 +204,7 @@ def _read_stdin() -> str:
 
 
 def _unicode(argument: str) -> str:
-    """An argument of the command line; its bytes that are no text become U+FFFD."""
+    """An argument of the command line. Bytes that are not text become U+FFFD."""
     return os.fsencode(argument).decode("utf-8", "replace")
 
 

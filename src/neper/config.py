@@ -96,7 +96,7 @@ class WatchConfig:
     )
     engine_restart_after: float = _option(60.0, "Seconds of that after which it is killed and started again.")
     engine_step_timeout: float = _option(
-        600.0, "Seconds in one step after which it is killed as well; raise it where a step takes minutes."
+        600.0, "Seconds in one step after which it is killed as well; raise it if a step takes minutes."
     )
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class WatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LineEngineConfig:
-    """An engine of someone else's, which speaks the line protocol: `neper serve` runs it in place of its own."""
+    """Another program as the engine, which speaks the line protocol. `neper serve` runs it in place of its own."""
 
     engine_command: str | None = _option(
         None, "Serve this engine, which speaks the T/LP line protocol: a command line, run as it is. Needs --tokenizer."
@@ -146,7 +146,7 @@ class LineEngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How the HTTP server listens and what it bounds."""
+    """The address and the limits of the HTTP server."""
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8000, "Port to listen on.")

@@ -1,4 +1,4 @@
-"""What this machine offers, what neper would use of it, and why: the `neper doctor` report. Loads no weights."""
+"""The `neper doctor` report: what this machine offers, what neper would use of it, and why. Loads no weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Finding:
 
     Attributes:
         name: stable key, also in the JSON form.
-        value: what was found or chosen.
-        why: the reason, or what to do about it; may be empty.
-        state: "note" for a fallback that works, "missing" for what neper cannot do without.
+        value: the thing that was found or chosen.
+        why: the reason, or the remedy; may be empty.
+        state: "note" for a fallback that works, "missing" for something that neper needs.
     """
 
     name: str
@@ -52,7 +52,7 @@ def examine() -> Report:
 
 
 def render(report: Report) -> str:
-    """The report for people: one line a finding, then the fallbacks and what is missing, in words."""
+    """The report for people: one line per finding, then words about fallbacks and missing parts."""
     width = max(len(finding.name) for finding in report.findings)
     lines = []
     for finding in report.findings:
@@ -173,7 +173,7 @@ def _model() -> list[Finding]:
 
 
 def _cpu_flags() -> str:
-    """Those instruction sets that decide how fast matrices are multiplied."""
+    """The instruction sets that decide the speed of matrix products."""
     known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     present = machine.cpu_flags()
     return "".join(f", {flag}" for flag in known if flag in present)

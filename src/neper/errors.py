@@ -15,7 +15,7 @@ class NeperError(Exception):
         code: OpenAI error code, or None.
         param: name of the request field at fault, or None.
         retry_after: seconds for the Retry-After header, or None.
-        retry_helps: False where the same request would fail again: clients that retry by themselves are told not to.
+        retry_helps: False where the same request would fail again. Clients are then told not to retry.
     """
 
     status: int = 500
@@ -127,7 +127,7 @@ class UnsupportedMediaTypeError(NeperError):
 
 
 class QueueFullError(NeperError):
-    """As many choices wait as may; try again after `Retry-After` seconds."""
+    """The queue of choices is full. Try again after `Retry-After` seconds."""
 
     status = 429
     type = "requests"

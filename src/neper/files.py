@@ -1,4 +1,4 @@
-"""Files that anybody may have made: read only if they are regular and not larger than such a file can be."""
+"""Files of unknown origin: they are read only if they are regular, and not larger than such a file can be."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MESSAGE = 1500
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Everything that goes wrong inside, in whatever library, is about this file.
+    """Turn every failure inside into an error about this file.
 
     Raises:
         ModelLoadError: one line that names the file; the rest goes to the log, at debug.
@@ -65,10 +65,10 @@ def one_line(error: object, limit: int = _LINE) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, opened for reading; a pipe or a device would keep us waiting for ever.
+    """Open a regular file for reading. A pipe or a device could make us wait for ever.
 
     Raises:
-        ModelLoadError: it is not there, not regular, not readable, or what Git LFS left in its place.
+        ModelLoadError: it is not there, not regular, not readable, or a pointer of Git LFS in its place.
     """
     with reading(path):
         try:
@@ -110,7 +110,7 @@ def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
     """The object in a JSON file.
 
     Args:
-        unique: a key that stands twice in an object is an error. (Else the last one counts, as with most readers.)
+        unique: a key that stands twice in an object is an error. (Otherwise the last one counts, as with most readers.)
 
     Raises:
         ModelLoadError: there is no such file, it is too large, it is not JSON, or something else than an object.
@@ -139,7 +139,7 @@ def _no_number(name: str) -> Any:
 def inside(directory: Path, name: Any) -> Path:
     """The file of that name in a directory, or below it.
 
-    The name is what counts, not where a link leads: the hub's cache is made of links.
+    Only the name is checked. Links may lead out: the hub's cache is made of them.
 
     Raises:
         ModelLoadError: the name leads out of the directory, or is no name.

@@ -21,7 +21,7 @@ PLAIN_HELP: dict[str, Any] = {"rich_markup_mode": None, "no_args_is_help": True,
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what can go wrong into one line on stderr and an exit code."""
+    """Turn failures into one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def guard(*args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def drop_stdout() -> None:
-    """Drop buffered output: it would fail again, noisily, when the interpreter closes stdout."""
+    """Drop buffered output. It would fail again, with a traceback, when the interpreter closes stdout."""
     if sys.stdout is sys.stderr:  # `neper engine` writes to a descriptor of its own
         return
     with contextlib.suppress(OSError, ValueError):  # a test's stdout has no descriptor
@@ -61,9 +61,9 @@ def drop_stdout() -> None:
 
 
 def _open_standard_streams() -> bool:
-    """Give a process that was started without one of its standard streams an empty one. False = there is no stdout.
+    """Open an empty stream for each standard stream that the process was started without. False = there is no stdout.
 
-    The next file or socket would be opened in its place, and be written to by whoever prints.
+    Otherwise the next file or socket would be opened in its place, and a print would write to it.
     """
     had_stdout = sys.stdout is not None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -35,7 +35,7 @@ class Cpus(NamedTuple):
     def usable(self) -> int:
         """The least of all bounds, at least one.
 
-        A quota is rounded down: threads beyond it use it up early, and then all of them stand until the next period.
+        A quota is rounded down. More threads would use it up early, and then wait for the next period.
         """
         return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
 
@@ -53,7 +53,7 @@ def cpus(root: Path = Path("/")) -> Cpus:
     """The bounds on this process's share of the processors.
 
     Args:
-        root: where proc/self and sys/fs/cgroup are; tests have their own.
+        root: the directory that has proc/self and sys/fs/cgroup; tests have their own.
     """
     total = os.cpu_count() or 1
     affinity = total
@@ -88,11 +88,11 @@ def format_size(size: float) -> str:
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """Processors' worth of time that control groups grant this process: the least of its group and those around it.
+    """The processors that control groups grant: the least of this process's group and those around it.
 
-    Version 2 has a quota and its period in cpu.max, version 1 in two files of the controller cpu. A container may see
-    its own group as the root of what is mounted, while /proc/self/cgroup names it as the host does: then the path is
-    looked for below the mount, and what does not exist there is passed over.
+    Version 2 has a quota and its period in cpu.max. Version 1 has them in two files of the controller cpu. A container
+    may see its own group as the root of the mount, while /proc/self/cgroup has the host's name for it. So the path is
+    looked for below the mount, and directories that do not exist are passed over.
     """
     quotas: list[float] = []
     for mount, group in _cgroup_places(root):
@@ -103,7 +103,7 @@ def _cgroup_quota(root: Path) -> float | None:
 
 
 def _cgroup_places(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Where the hierarchies that may limit processor time are mounted, and this process's group below each."""
+    """The mounts of the hierarchies that may limit processor time, each with this process's group below it."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):  # 4:cpu,cpuacct:/path, or 0::/path in version 2
         _, _, rest = line.partition(":")

@@ -1,4 +1,4 @@
-"""Command-line options made from the config dataclasses: a field, its default and its help become a flag."""
+"""Command-line options made from the config dataclasses. A field, its default and its help become a flag."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def with_options(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Replace every dataclass parameter of a command by one option per field, and hand the command the made instance.
 
-    `skip` names fields that get no option; `only` keeps the options of the named fields alone. Left-out fields have
-    their default. What the dataclass refuses, it refuses itself, with a StartupError.
+    `skip` names fields that get no option. `only` keeps the options of the named fields alone. Fields without an option
+    have their default. The dataclass checks the values itself, and raises a StartupError.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., None]:

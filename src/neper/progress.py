@@ -1,4 +1,4 @@
-"""A line on stderr that says how far a long step is."""
+"""A line on stderr that shows the progress of a long step."""
 
 from __future__ import annotations
 

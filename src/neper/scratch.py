@@ -1,6 +1,6 @@
-"""Scratch directories: removed by whoever made them, or, where that was killed, by the next one who makes such.
+"""Scratch directories. The process that made one removes it. Where that process was killed, the next one does.
 
-Whoever made one holds a lock on it for as long as it lives; the kernel lets go of the locks of the dead.
+A process holds a lock on its directory as long as it lives. The kernel releases the locks of processes that ended.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-# Where directories cannot be locked (some network file systems, Windows), age alone says that one is abandoned.
+# Some directories cannot be locked (some network file systems, Windows): there age alone says that one is abandoned.
 _STALE_SECONDS = 3600.0
 
 
 class ScratchDirectory:
-    """A new private directory `PREFIX…` in `parent`; those that others left there under that prefix are removed.
+    """A new private directory `PREFIX…` in `parent`. Those that dead processes left under that prefix are removed.
 
     Raises OSError when it cannot be made.
     """
@@ -28,7 +28,7 @@ class ScratchDirectory:
             _remove_if_left(left)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            # Just before it is locked another process may take it for one that was left.
+            # Before it is locked, another process may take it for an abandoned one.
             with contextlib.suppress(BlockingIOError):
                 self._lock = _lock(self.path)
                 if self.path.is_dir():

@@ -1,4 +1,4 @@
-"""How a reply and its probabilities look on a terminal, and as plain text: pure functions from tokens to output."""
+"""A reply and its probabilities on a terminal, and as plain text: pure functions from tokens to output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.text import Text
 from neper.text.tokenizer import spell_bytes
 from neper.types import PackedRows
 
-# From sure to unsure: (least probability, style). Sure tokens stay unshaded, so that the eye goes where the model
-# hesitated; every background sets its own text colour, so it reads on light and dark terminals.
+# From sure to unsure: (least probability, style). Sure tokens stay unshaded, so that the unsure ones stand out. Every
+# background sets its own text colour, which is readable on light and dark terminals.
 SHADES: tuple[tuple[float, str], ...] = (
     (0.9, ""),
     (0.7, "black on color(230)"),
@@ -37,8 +37,8 @@ class ShownToken:
     """A token of the reply.
 
     Attributes:
-        text: what it added to the reply: "" for one that only began a character, or that is in no text.
-        name: its own text, whatever it added to the reply; `bytes:\\xf0\\x9f` for a piece of a character.
+        text: the text that it added to the reply: "" where it only began a character, or is in no text.
+        name: its own text, also where it added none to the reply; `bytes:\\xf0\\x9f` for a piece of a character.
         logprob: natural log of its probability.
         alternatives: the likeliest tokens at its place, best first.
     """
@@ -72,7 +72,7 @@ def shown_tokens(texts: Sequence[str], rows: PackedRows, token_bytes: Callable[[
 
 
 def token_name(data: bytes) -> str:
-    """A token's bytes for people: its text, or the bytes spelled out where they are no whole characters."""
+    """A token's bytes for people: its text, or the bytes spelled out where they are not whole characters."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -98,7 +98,7 @@ def encodable(text: str, encoding: str) -> bool:
 
 
 def shaded(tokens: Iterable[ShownToken]) -> Text:
-    """The tokens' text, each shaded by its probability. Line ends are not shaded: it would run to the margin."""
+    """The tokens' text, each shaded by its probability. Line ends are not shaded: the shade would run to the margin."""
     text = Text()
     for token in tokens:
         style = shade(token.probability)
@@ -110,7 +110,7 @@ def shaded(tokens: Iterable[ShownToken]) -> Text:
 
 
 def legend() -> Text:
-    """What the shades mean."""
+    """The meaning of the shades."""
     text = Text("probability of each token: ")
     upper = 1.0
     for least, style in SHADES:
@@ -122,7 +122,7 @@ def legend() -> Text:
 
 
 def quoted(text: str, encoding: str = "utf-8") -> str:
-    """Text as a JSON string: no line end or control character in it, and only what `encoding` can carry."""
+    """Text as a JSON string without line ends and control characters, which `encoding` can spell."""
     string = json.dumps(text, ensure_ascii=not encodable(text, encoding))
     return "".join(c if unicodedata.category(c) != "Cc" else f"\\u{ord(c):04x}" for c in string)
 
@@ -132,7 +132,7 @@ def percent(probability: float) -> str:
 
 
 def alternatives_table(tokens: Iterable[ShownToken], encoding: str = "utf-8") -> Table:
-    """One row a token: the token, its probability, and the listed alternatives with theirs."""
+    """One row per token: the token, its probability, and the listed alternatives with theirs."""
 
     def cell(text: str) -> str:
         return quoted(text, encoding).replace("\\\\", "\\")  # for the eye, not for a parser

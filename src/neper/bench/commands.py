@@ -60,9 +60,9 @@ def kernels(
 
     Scores random logits (R rows of V ids; logprob and rank of a token, and the k best ids) with neper's kernels, with
     log_softmax + topk, and with logsumexp + topk. First neper's results are checked against plain torch on the CPU:
-    a wrong one ends the run with an error. Then a CUDA graph of about 50 calls is replayed, the implementations taking
-    turns; a time is that of one call, with the logits in the L2 (warm) and not (cold). The spread is how far
-    repetitions of the same thing lie apart.
+    a wrong one ends the run with an error. Then a CUDA graph of about 50 calls is replayed, and the implementations
+    take turns. A time is that of one call, with the logits in the L2 (warm) or not (cold). The spread is the distance
+    between repetitions of the same measurement.
 
     "of copy" is the speed at which the logits are read, as a fraction of what a copy on the device moves. Further
     tables: rows with sets of ids, and scoring on the host after copying whole rows there. The bounds are those of an
@@ -118,22 +118,23 @@ def bench_engine(
       neper bench engine --device cpu --quick
       neper bench engine --model ./my-model --time-limit 300 --out results
 
-    Batches of requests with 128 random tokens in and 256 out, whose cases take turns, a batch each a round. A figure is
-    a ratio within this run, and its bound holds when it is at most the bound or what repetitions of one case differ by
-    (A / A). TPOT is the time from one decode step's results to the next one's, without the prefill.
+    Computes batches of requests with 128 random tokens in and 256 out. The cases take turns: one batch of each per
+    round. A figure is a ratio within this run. It must be at most its bound, or 1 plus the difference between
+    repetitions of one case (A / A). TPOT is the time from the results of one decode step to those of the next, without
+    the prefill.
 
     \b
     matrix  no scores, 0, 1, 5 and 20 alternatives at each concurrency
-    mixed   one of 8, and of 32, asks for 20: what the others notice
-    floor   a decode step beside reading what it must at a copy's speed
-    prompt  scored prompts beside plain ones, and their memory
-    host    the matrix where whole rows are copied and scanned; it is slow
+    mixed   one request of 8, and of 32, asks for 20: the cost for the others
+    floor   a decode step against the time to read its weights and cache
+    prompt  scored prompts against plain ones, and their memory
+    host    the matrix with whole rows copied and scanned; it is slow
 
-    In the matrix, two rows are sampled. Floor: all weights, and the keys and values of the contexts. Replies of the
-    host's matrix are as short as they must be.
+    In the matrix, two rows are sampled. The floor counts all weights, and the keys and values of the contexts, at the
+    speed of a copy. The host's matrix has shorter replies.
 
-    Takes about seven minutes on a large GPU. Progress is on stderr. What was measured is written after each part, and
-    on Ctrl-C as well.
+    Takes about seven minutes on a large GPU. Progress is on stderr. The results are written after each part, and on
+    Ctrl-C as well.
     """
     from neper.bench.engine import run
     from neper.bench.engine_cases import PARTS
@@ -165,7 +166,7 @@ def bench_http(
     device: _Device = None,
     dtype: _Dtype = None,
     num_threads: Annotated[
-        int | None, typer.Option("--num-threads", min=1, help="CPU threads of the engine. Default: one a core.")
+        int | None, typer.Option("--num-threads", min=1, help="CPU threads of the engine. Default: one per core.")
     ] = None,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Requests at a time.")] = 64,
     reply: Annotated[
@@ -185,11 +186,11 @@ def bench_http(
       neper bench http --streams 8 --reply 32 --rounds 1
       neper bench http --shape qwen3-0.6b --device cuda --out results
 
-    Starts `neper serve` and sends it batches of streamed chat completions whose cases take turns, a batch each a round:
-    without logprobs, with 0 and with 20 alternatives, without logprobs while 200 more requests arrive that the server
-    has no room for, and without logprobs again. Every reply is checked. A figure is a ratio within this run, and its
-    bound holds when it is at least the bound or what repetitions of one case differ by (A / A). The CPU time of the
-    API process, without its engine, is told a token.
+    Starts `neper serve` and sends it batches of streamed chat completions. The cases take turns, one batch of each per
+    round: without logprobs, with 0 and with 20 alternatives, without logprobs while 200 more requests arrive for which
+    the server has no room, and without logprobs again. Every reply is checked. A figure is a ratio within this run. It
+    must be at least its bound, or 1 less the difference between repetitions of one case (A / A). The CPU time of the
+    API process, without its engine, is given per token.
 
     Takes about ten minutes on a small CPU. Progress is on stderr.
     """
@@ -209,7 +210,7 @@ def bench_http(
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Ascending numbers from 1, from a list with commas."""
+    """Ascending numbers from 1, read from a list with commas."""
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:

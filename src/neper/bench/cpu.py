@@ -1,4 +1,4 @@
-"""`neper bench cpu`: tokens per second on the CPU against transformers `generate`, and what logprobs cost.
+"""`neper bench cpu`: tokens per second on the CPU against transformers `generate`, and the cost of logprobs.
 
 Everything runs in this process on the same weights, dtype and threads. Prompts are fresh in every round, so no case
 profits from the prefix cache.

@@ -13,7 +13,7 @@ CALLS = 50
 """Calls of a graph, where bytes or the L2 do not ask for another number."""
 MAX_CALLS = 1000
 MAX_BYTES = 4 * 2**30
-"""Bytes that the calls of one graph read at most: more than a replay of some milliseconds says nothing new."""
+"""Most bytes that the calls of one graph read. A replay of more than some milliseconds says nothing new."""
 WARM_UP_ROUNDS = 2
 COLD = 4
 """Cold inputs are this many times as large as the L2 together."""
@@ -39,11 +39,11 @@ class Replay:
 
     Args:
         call: launches the i-th call.
-        calls: how many.
+        calls: the number of calls.
 
     Attributes:
-        why_not_captured: empty if the calls are a graph; else they are launched one by one, and the time of a call
-            holds the gaps between launches where the host is the slower one.
+        why_not_captured: empty if the calls are a graph. Otherwise they are launched one by one, and the time of a
+            call includes the gaps between launches where the host is slower than the device.
     """
 
     def __init__(self, call: Callable[[int], Any], calls: int) -> None:
@@ -55,7 +55,7 @@ class Replay:
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what is compiled or set up at a first call must not happen in the capture
+        with torch.cuda.stream(side):  # a first call compiles and sets up, which a capture cannot do
             for i in range(3):
                 call(i)
         stream = torch.cuda.current_stream()

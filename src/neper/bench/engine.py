@@ -1,7 +1,7 @@
 """`neper bench engine`: the cost of logprobs in a whole engine, and the distance of its decode steps from their floor.
 
-Everything is a ratio within one run: the cases of a table take turns, a batch each a round. The run is cut into parts;
-what a part has found is on disk when the next one begins.
+Everything is a ratio within one run: the cases of a table take turns, one batch of each per round. The run has parts.
+The results of a part are on disk when the next one begins.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(
             rig = engine_rig.load(chosen, plan, progress, rounds=rounds, concurrency=concurrency, deadline=deadline)
             measurement = Measurement(rig, None if out is None else Path(out))
             measurement.run(tuple(part for part in PARTS if part in parts))
-    finally:  # also what an interrupted run has found
+    finally:  # an interrupted run has results too
         if measurement is not None:
             print(markdown(measurement.report()), end="")
     if measurement.failed:
@@ -78,7 +78,7 @@ def run(
 
 @dataclass
 class Measurement:
-    """One run: its parts, what they have found so far, and where that is written.
+    """One run: its parts, their results so far, and the place to write them.
 
     Attributes:
         took: seconds, by part.
@@ -178,7 +178,7 @@ class Measurement:
         core, wanted = rig.engine("host"), Case(plan.top_k)
         self._warm_up(core, (OFF, wanted), plan.concurrency[:1])
         for count in plan.concurrency:
-            rig.progress(0, 1, f"host: how long a step takes, {count} at a time")
+            rig.progress(0, 1, f"host: the time of a step, {count} at a time")
             step = rig.batch(core, wanted, count, _SHORTEST_REPLY).tpot
             reply = min(plan.host_reply, max(_SHORTEST_REPLY, int(plan.host_seconds / step)))
             self.found.replies["host", count] = reply
@@ -193,7 +193,7 @@ class Measurement:
     def _turns(
         self, core: EngineCore, group: str, cases: tuple[Case, ...], sizes: tuple[int, ...], rounds: int
     ) -> None:
-        """A batch of each case in each round; a round of one size counts when all of its cases are done."""
+        """Run a batch of each case in each round. A round of one size counts when all of its cases are done."""
         rig, found = self.rig, self.found
         for number in range(rounds):
             for count in sizes:
@@ -210,7 +210,7 @@ class Measurement:
         return f"engine-{slug(self.rig.subject.card)}-{slug(self.rig.source.name)}"
 
     def save(self) -> None:
-        """Write what was found so far, if there is a place for it."""
+        """Write the results so far, if there is a place for them."""
         if self.out is not None:
             self.report().save(self.out, self.stem)
 

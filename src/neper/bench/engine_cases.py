@@ -15,13 +15,13 @@ TEMPERATURE, TOP_P = 0.8, 0.95
 
 @dataclass(frozen=True)
 class Case:
-    """The wishes of one batch's requests.
+    """The options of one batch's requests.
 
     Attributes:
-        top_k: alternatives a token; 0 = the token alone, None = no scores.
+        top_k: alternatives per token; 0 = the token alone, None = no scores.
         sampled: drawn at a temperature instead of greedy.
-        asking: how many of the batch want scores; None = all.
-        again: the same as without it: how far repetitions of one case lie apart.
+        asking: number of the batch's requests that want scores; None = all.
+        again: a repetition of the case without it, which shows the spread of repetitions.
     """
 
     top_k: int | None
@@ -47,15 +47,15 @@ class Plan:
 
     Attributes:
         concurrency: requests of a batch.
-        top_ks: of the matrix, beside no scores; the last one is what mixed and sampled batches ask for.
+        top_ks: of the matrix, besides no scores. Mixed and sampled batches ask for the last one.
         prompt, reply: tokens of each request.
         rounds: batches of each case.
         mixed: sizes of the batches in which one request asks.
-        host_rounds, host_reply, host_seconds: fallback scoring: rounds, the longest reply, and how long a batch may
-            take: the reply is cut for it.
+        host_rounds, host_reply, host_seconds: for scoring on the host: rounds, the longest reply, and the most seconds
+            of a batch, for which the reply is shortened.
         prompt_lengths, prompt_top_k: of scored prompts. memory_length: of the one whose memory is measured.
         copy_bytes: bytes of the copy that the floor comes from.
-        step_tokens: of a step on a GPU, at most; more where the prompts of a batch need it.
+        step_tokens: most tokens of a step on a GPU; more where the prompts of a batch need it.
     """
 
     concurrency: tuple[int, ...] = (1, 8, 32, 64)

@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 
 class Step(NamedTuple):
-    """The results of one call of EngineCore.step, and their time; `stats` as they were then, where asked for."""
+    """The results of one call of EngineCore.step, their time, and the engine's stats then where they were asked for."""
 
     time: float
     chunks: list[TokenChunk]
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """From the device to the host, a decode step: copies, their bytes, and how often the host waited."""
+    """Traffic from the device to the host per decode step: copies, their bytes, and the waits of the host."""
 
     copies: float
     bytes: float
@@ -40,8 +40,8 @@ class Batch:
 
     Attributes:
         seconds: from adding them to the last token.
-        times: when the results of each decode step were there: of all steps that brought every request a token that
-            was not its first. Seconds, of any origin.
+        times: seconds, from any origin, at which the results of each decode step were there. A decode step brings every
+            request a token that is not its first.
         tokens: generated ids by request.
         traffic: of the decode steps; None where there are too few to tell.
         peak_bytes: most device memory in use; None on a CPU.
@@ -67,7 +67,7 @@ def steps(
     """Add the requests and step until all have ended.
 
     Args:
-        stats_every: of how many steps one notes the engine's stats, which take time to make.
+        stats_every: the interval, in steps, at which the engine's stats are noted. They take time to make.
     """
     for request in requests:
         core.add(request)

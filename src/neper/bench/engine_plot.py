@@ -1,4 +1,4 @@
-"""The picture of `neper bench engine`: what scores cost at each concurrency, computed on the device and on the host."""
+"""The picture of `neper bench engine`: the cost of scores at each concurrency, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Lines = dict[str, list[tuple[int, float]]]
 
 
 def lines(report: Report, group: str) -> Lines:
-    """Case → (concurrency, TPOT over that without scores), ascending; what was not compared is absent."""
+    """Case → (concurrency, TPOT over that without scores), ascending. Cases without a comparison are absent."""
     drawn: Lines = {}
     for table in report.tables:
         columns = [column.name for column in table.columns]
@@ -25,7 +25,7 @@ def lines(report: Report, group: str) -> Lines:
 
 
 def save(report: Report, directory: Path, stem: str) -> str | None:
-    """Draw `stem`.png and `stem`.svg into the directory. Returns why not, or None."""
+    """Draw `stem`.png and `stem`.svg into the directory. Returns the reason where nothing was drawn, or None."""
     panels = {group: drawn for group in PANELS if (drawn := lines(report, group))}
     if not panels:
         return "no picture was drawn: nothing was compared with the same without scores"

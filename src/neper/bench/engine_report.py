@@ -1,4 +1,4 @@
-"""The report of `neper bench engine`: tables and bounds from what a run has found so far. Needs no engine."""
+"""The report of `neper bench engine`: tables and bounds from the results of a run so far. Needs no engine."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Findings:
     """The measurements of a run so far. Parts that have not run have left nothing.
 
     Attributes:
-        tpot: milliseconds a token, by case: one sample a round. rate: tokens a second of all requests.
+        tpot: milliseconds per token, by case: one sample per round. rate: tokens per second of all requests.
         prompts: milliseconds of a prompt, by length and by PROMPT_WAYS.
         replies: tokens of a reply, by group and rows.
         traffic, peak_bytes: by case.
-        floor_seconds: by rows: reading what a decode step must read, at the copy's speed.
+        floor_seconds: by rows: the time to read all that a decode step must read, at the speed of a copy.
         prompt_bytes: extra device memory of the scored prompt of `plan.memory_length`.
     """
 
@@ -77,7 +77,7 @@ class Findings:
         return [s for s in (*self.tpot.values(), *self.rate.values(), *prompts, self.copy) if s.samples]
 
     def compared(self, key: Key) -> tuple[Series, float] | None:
-        """A case over the same without scores, a ratio a round, and the A-against-A spread; None without both."""
+        """A case over the same without scores, one ratio per round, and the A-against-A spread; None without both."""
         base = self.tpot.get(key._replace(case=SAMPLED_OFF if key.case.sampled else OFF))
         off, again = (self.tpot.get(key._replace(case=case)) for case in (OFF, OFF_AGAIN))
         if key not in self.tpot or base is None or off is None or again is None:
@@ -87,7 +87,7 @@ class Findings:
         return pairs(self.tpot[key].samples, without), pairs(again.samples, off.samples).spread
 
     def off_tpot(self, count: int) -> float | None:
-        """Median milliseconds a token without scores, of all batches of so many requests; None without any."""
+        """Median milliseconds per token without scores, of all batches of so many requests; None without any."""
         keys = [Key("device", count, case) for case in (OFF, OFF_AGAIN)]
         samples = [value for key in keys if key in self.tpot for value in self.tpot[key].samples]
         return statistics.median(samples) if samples else None
@@ -99,7 +99,7 @@ class Findings:
 
 
 def report(title: str, environment: dict[str, Any], found: Findings, *, reference: bool) -> Report:
-    """The report of what was found. `reference`: this is the card and the model that the floor's bounds are about."""
+    """The report of the results. `reference`: the floor's bounds are for this card and this model."""
     device, mixed, host = (_decode(title, group, found) for group, title in DECODE.items())
     return Report(
         title=title,

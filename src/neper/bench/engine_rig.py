@@ -1,4 +1,4 @@
-"""The engine under measurement: made for what a plan needs, held one at a time, and driven batch by batch."""
+"""The engine under measurement: made for the needs of a plan, one at a time, and driven batch by batch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class OutOfTime(Exception):
 
 @dataclass
 class Rig:
-    """A model on a device, the engine that runs it, and how long that may go on.
+    """A model on a device, the engine that runs it, and the time limit.
 
     Attributes:
         deadline: of time.perf_counter; None = no end.
         seed: of the next batch's prompts.
-        backend_names: what each family of ops is computed with, for people.
+        backend_names: the implementation of each family of ops, for people.
     """
 
     subject: Subject
@@ -78,7 +78,7 @@ class Rig:
         return self._core
 
     def drop_engine(self) -> None:
-        """Give the engine's memory back; after a failure, the requests that it still holds as well."""
+        """Give back the engine's memory. After a failure this drops the requests that it still holds."""
         self._core = None
         gc.collect()
         if self.subject.on_gpu:
@@ -160,7 +160,7 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
 def decode_bytes(config: ModelConfig, itemsize: int, *, rows: int, context: float) -> float:
     """Bytes that a decode step must read: every weight once, and the keys and values of its rows' contexts.
 
-    Embeddings that are no head as well do not count: only the rows' own are read.
+    Embeddings that are not the head as well do not count: only those of the rows are read.
     """
     weights = shapes.num_parameters(config)
     if not config.tie_word_embeddings:

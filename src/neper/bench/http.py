@@ -47,7 +47,7 @@ def run(
     Args:
         out: None = print only.
         model, shape: one of both at most; None = the default model on a CPU, `DEFAULT_SHAPE` on a GPU.
-        streams: requests at a time, which is also what the server takes. reply: tokens of each; None = REPLY_TOKENS.
+        streams: requests at a time; the server takes no more. reply: tokens of each; None = REPLY_TOKENS.
 
     Raises:
         StartupError: arguments that do not go together, or the server did not start.
@@ -57,7 +57,7 @@ def run(
     reply = reply or REPLY_TOKENS[chosen.device.type]
     name = chosen.shape or chosen.model or DEFAULT_MODEL
     arguments = ["--device", str(chosen.device), "--dtype", chosen.dtype_name, "--served-model-name", name]
-    # No queue: as many requests as streams are computed, and what comes beyond them is refused.
+    # No queue: the server computes as many requests as there are streams, and refuses more.
     arguments += ["--max-num-seqs", str(streams), "--max-waiting", "0"]
     if num_threads is not None:
         arguments += ["--num-threads", str(num_threads)]
@@ -117,7 +117,7 @@ def _measure(server: Server, name: str, temperature: float, found: Findings, rou
         return orjson.dumps(fields)
 
     for way, counts, turn in turns(WAYS, rounds):
-        # Replies were checked since the last batch: whatever has slowed down in that pause is to be awake again.
+        # Checking the last batch's replies was a pause, in which the processor may have slowed down: wake it up.
         http_load.run(server.port, [body(way, WAKING_TOKENS) for _ in range(found.streams)])
         bodies = [body(way, found.reply) for _ in range(found.streams)]
         beyond = [body(way, 1) for _ in range(FLOOD if way.flooded else 0)]

@@ -34,7 +34,7 @@ class Batch:
         seconds: from opening the first stream's connection to the end of the last stream.
         client_seconds: CPU time of this process, from beginning to end.
         replies: of the streams.
-        flood: replies to what came beyond them. flood_seconds: until the last of these; 0 without any.
+        flood: replies to the requests beyond them. flood_seconds: until the last of these; 0 without any.
     """
 
     seconds: float
@@ -48,7 +48,7 @@ class _Exchange(asyncio.Protocol):
     """One request and the bytes of its reply, until the server closes the connection.
 
     Attributes:
-        begun, ended: done at the first byte, and at the end, whatever it was. ended_at: of time.perf_counter.
+        begun, ended: done at the first byte, and at any kind of end. ended_at: the end, by time.perf_counter.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -84,10 +84,10 @@ def run(port: int, streams: Sequence[bytes], flood: Sequence[bytes] = ()) -> Bat
 
 
 def check_stream(reply: Reply, *, tokens: int, top_k: int | None) -> None:
-    """Hold a streamed reply against what was asked for: so many tokens, an entry for each, with `top_k` alternatives.
+    """Check that a streamed reply has so many tokens, and an entry for each with `top_k` alternatives.
 
     Raises:
-        NeperError: it is something else.
+        NeperError: it has not.
     """
     if reply.status != 200:
         raise NeperError(f"bench http: a stream was answered with {reply.status}: {reply.body[:500].decode()}")
@@ -165,7 +165,7 @@ def _read(data: bytes) -> Reply:
 
 
 def _joined(chunked: bytes) -> bytes:
-    """The body in the chunked transfer coding; as much as there is, where it was cut off."""
+    """The body in a chunked transfer coding, or the part that is there where it was cut off."""
     parts, place = [], 0
     while (end := chunked.find(b"\r\n", place)) >= 0 and (size := int(chunked[place:end], 16)):
         parts.append(chunked[end + 2 : end + 2 + size])

@@ -21,7 +21,7 @@ FLOOD = 200
 
 @dataclass(frozen=True)
 class Way:
-    """A case: what its streams ask for, and whether others come meanwhile.
+    """A case: the options of its streams, and a flood of more requests or none.
 
     Attributes:
         top_k: alternatives of each token; None = no logprobs.
@@ -51,13 +51,13 @@ COLUMNS = [
 
 @dataclass
 class Findings:
-    """The samples of a run, one a round in every series.
+    """The samples of a run, one per round in every series.
 
     Attributes:
-        rates: tokens a second of all streams, by way.
-        api: CPU microseconds of the API process a token, by way; without samples where the system does not tell.
+        rates: tokens per second of all streams, by way.
+        api: CPU microseconds of the API process per token, by way; without samples where the system does not tell.
         client: the same of this process.
-        refused: how many of a flood were, and told when to come again. flood: milliseconds until the last of them was.
+        refused: requests of a flood that were refused with a time to come again. flood: milliseconds until the last.
     """
 
     streams: int
@@ -87,7 +87,7 @@ class Findings:
             self.flood.samples.append(1e3 * batch.flood_seconds)
 
     def over_off(self, way: Way) -> Series:
-        """Tokens a second of a case over those without logprobs, a ratio a round."""
+        """Tokens per second of a case over those without logprobs, one ratio per round."""
         return pairs(self.rates[way].samples, between(self.rates[OFF].samples, self.rates[OFF_AGAIN].samples))
 
     @property

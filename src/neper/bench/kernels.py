@@ -1,7 +1,7 @@
 """`neper bench kernels`: device time of the reduction of logits to scores, beside torch's, on this GPU.
 
-Each case is held against float64 and a stable sort before it is timed. What is compared takes turns: every round takes
-one sample of each implementation, so that a slow moment of the card falls on all of them.
+Each case is checked against plain torch on the CPU before it is timed. The implementations take turns: every round
+takes one sample of each, so that a slow moment of the card affects all of them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def gpu(device: str) -> torch.device:
 
 @dataclass
 class Measurement:
-    """One run: its progress, and what it has found so far."""
+    """One run: its progress, and its results so far."""
 
     device: torch.device
     plan: Plan
@@ -196,7 +196,7 @@ class Measurement:
                 self.new_series(series_name(case, "wall clock", way)).samples.append(1e6 * seconds)
 
     def _buffers(self, case: Case, width: int) -> LogprobBuffers:
-        """Buffers that hold nonsense, so that the check sees what is not written."""
+        """Buffers that hold nonsense, so that the check notices places that are not written."""
         out = LogprobBuffers.allocate(case.rows, case.vocab_size, width, self.device)
         for score in out.scores:
             score.fill_(77)

@@ -14,7 +14,7 @@ from neper.ops import TokenLogprobs, token_logprobs
 class Scores(NamedTuple):
     """The results of a baseline: the fields of TokenLogprobs without validity, ties in any order.
 
-    Nobody pays for a validity that he does not look at, so the baselines are spared it.
+    The baselines do not compute the validity, since nothing reads it.
 
     Attributes:
         logprob: [R] float32.
@@ -30,7 +30,7 @@ class Scores(NamedTuple):
 
 
 def log_softmax_top_k(logits: Tensor, token_ids: Tensor, top_k: int) -> Scores:
-    """log_softmax of whole rows in float32, then gather and topk: how it is mostly written.
+    """log_softmax of whole rows in float32, then gather and topk: the most common form.
 
     Args:
         logits: [R, V] float32, bfloat16 or float16.
@@ -45,7 +45,7 @@ def log_softmax_top_k(logits: Tensor, token_ids: Tensor, top_k: int) -> Scores:
 
 
 def logsumexp_top_k(logits: Tensor, token_ids: Tensor, top_k: int) -> Scores:
-    """One normaliser a row, subtracted from what is returned only. Arguments as in log_softmax_top_k."""
+    """One normaliser per row, subtracted only from the values that are returned. Arguments as in log_softmax_top_k."""
     normaliser = torch.logsumexp(logits.float(), -1, keepdim=True)
     chosen = logits.gather(1, token_ids.unsqueeze(1))
     values, ids = _top_k(logits, top_k)
@@ -79,11 +79,11 @@ def _top_k(x: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def check(what: str, got: TokenLogprobs, logits: Tensor, token_ids: Tensor, top_k: int, **sets: list[Tensor]) -> None:
-    """Hold a result against the reference, in plain torch on the CPU.
+    """Compare a result with the reference, in plain torch on the CPU.
 
     Args:
         what: the case, for the message.
-        sets: arguments of token_logprobs that hold a set a row, int64 on the CPU.
+        sets: arguments of token_logprobs with one set per row, int64 on the CPU.
 
     Raises:
         NeperError: on a difference.

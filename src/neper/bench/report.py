@@ -32,7 +32,7 @@ class Series:
 
     @property
     def spread(self) -> float:
-        """Half the range over the median: how far repetitions of the same case lie apart."""
+        """Half the range over the median: the distance between repetitions of the same case."""
         return (max(self.samples) - min(self.samples)) / 2 / self.median
 
 
@@ -42,7 +42,7 @@ class Column:
 
     Attributes:
         unit: of its numbers, where they have one.
-        shown: how str.format shows a cell; a list fills several places. None is shown as `missing`.
+        shown: the format of a cell, for str.format; a list fills several places. None is shown as `missing`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Measured values, unrounded: text, numbers, lists of numbers, and None for what was not measured."""
+    """Measured values, unrounded: text, numbers, lists of numbers, and None where nothing was measured."""
 
     title: str
     columns: list[Column]
@@ -67,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that the benchmark exists for, with the bound it is held against."""
+    """One number that is the purpose of the benchmark, with its bound."""
 
     name: str
     value: float
@@ -80,8 +80,8 @@ class Report:
     """One run of one benchmark.
 
     Attributes:
-        environment: what was measured, and on what.
-        notes: what was left out and why, in sentences.
+        environment: the model and the machine of the measurement.
+        notes: sentences about parts that were left out.
         series: every sample behind the tables.
     """
 
@@ -147,7 +147,7 @@ def conditions() -> dict[str, Any]:
 
 
 def turns(cases: Iterable[T], rounds: int, *, warm_up: int = 1) -> Iterator[tuple[T, bool, str]]:
-    """Every case once a round, so that a slow moment of the machine falls on all of them.
+    """Every case once per round, so that a slow moment of the machine affects all of them.
 
     Yields the case, whether the round counts (the first ones warm up), and the round's name.
     """
@@ -164,18 +164,18 @@ def pairs(a: list[float], b: list[float]) -> Series:
 
 
 def between(first: list[float], last: list[float]) -> list[float]:
-    """The mean of what came first and last in each round: the time between, and even drift cancels."""
+    """The mean of the first and the last sample of each round: even drift cancels."""
     return [(a + b) / 2 for a, b in zip(first, last, strict=True)]
 
 
 def at_most(name: str, value: float, bound: float, *, spread: float = 0.0, more: str = "") -> Figure:
-    """A figure that must not exceed the bound, or what repetitions of the same case differ by."""
+    """A figure that must not exceed the bound, or 1 plus the difference between repetitions of the same case."""
     limit = max(bound, 1 + spread)
     return Figure(name, value, f"<= {_limit(limit, bound)}{more}", value <= limit)
 
 
 def at_least(name: str, value: float, bound: float, *, spread: float = 0.0) -> Figure:
-    """A figure that must reach the bound, or what repetitions of the same case differ by."""
+    """A figure that must reach the bound, or 1 less the difference between repetitions of the same case."""
     limit = min(bound, 1 - spread) if spread else bound
     return Figure(name, value, f">= {_limit(limit, bound)}", value >= limit)
 

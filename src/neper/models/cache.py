@@ -1,4 +1,4 @@
-"""Where converted models are kept."""
+"""The cache of converted models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def default_cache_dir() -> Path:
 
 
 def directory(cache_dir: Path, key: str) -> Path:
-    """The place of the conversion `key`, whether it is there or not."""
+    """The place of the conversion `key`, which may not exist yet."""
     return cache_dir / f"{key}-v{CONVERTER_VERSION}"
 
 

@@ -1,6 +1,6 @@
-"""The files of a directory that hold a model's weights: found, told apart, and held against the config.
+"""The files of a directory that hold a model's weights: found, distinguished, and compared with the config.
 
-Free of torch: what cannot be served is said before anything is loaded.
+Free of torch: models that cannot be served are refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PART = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
 class Checkpoint:
     """Attributes:
     files: in the order of their names; one, or the shards of an index.
-    pickled: they are PyTorch's own format, whose contents only torch can list.
+    pickled: they have PyTorch's own format, whose contents only torch can list.
     """
 
     files: tuple[Path, ...]
@@ -70,7 +70,7 @@ def find_gguf(directory: Path) -> Path | None:
 
 
 def check_weights(directory: Path, config: ModelConfig) -> None:
-    """Check that the weights of a directory are those that its config asks for, as far as headers tell.
+    """Check that the weights of a directory fit its config, as far as headers show.
 
     Raises:
         ModelLoadError: as `find_checkpoint`; or weights are missing, unknown, of the wrong shape, or quantised.
@@ -90,7 +90,7 @@ def check_weights(directory: Path, config: ModelConfig) -> None:
 
 
 def check_names(directory: Path, config: ModelConfig, stored: dict[str, tuple[int, ...]]) -> None:
-    """Check that names and shapes are those that the config asks for; ModelLoadError says how they are not."""
+    """Check that names and shapes fit the config; ModelLoadError names the differences."""
     missing: list[str] = []
     wrong: list[str] = []
     wanted: set[str] = set()
@@ -98,7 +98,7 @@ def check_names(directory: Path, config: ModelConfig, stored: dict[str, tuple[in
         wanted.add(name)
         if name not in stored:
             missing.append(name)
-            if len(missing) > len(stored) + 1000:  # a config of a million layers; nobody wants to hear of all
+            if len(missing) > len(stored) + 1000:  # a config of a million layers, which nobody wants listed
                 break
         elif stored[name] != shape:
             wrong.append(f"{name} {list(stored[name])} instead of {list(shape)}")
@@ -120,7 +120,7 @@ def few(names: Collection[str], limit: int = 4) -> str:
 
 
 def harmless(name: str, config: ModelConfig) -> bool:
-    """True for a weight without a place in the model that repeats what the model knows already."""
+    """True for a weight that has no place in the model, and repeats facts that the model knows."""
     return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 
@@ -141,7 +141,7 @@ def _shards(directory: Path, index: str) -> tuple[Path, ...]:
 
 
 def without_weights(directory: Path) -> str:
-    """Why a directory has no weights that can be loaded, and what to do."""
+    """The reason why a directory has no weights that can be loaded, and the remedy."""
     if (directory / "adapter_config.json").exists():
         return (
             f"{directory} is an adapter (LoRA), not a model: merge it into its base model first "

@@ -33,7 +33,7 @@ class DecoderLayer:
     ) -> Tensor:
         """One layer over the residual stream `hidden` [T, hidden_size], which it changes in place.
 
-        `delta`: what the layer before has left to be added; None before the first. Returns what this one leaves.
+        `delta`: the output of the layer before, to be added first; None before the first layer. Returns this layer's.
         """
         norm = self.input_layernorm
         x = norm(hidden) if delta is None else norm.add(hidden, delta)
@@ -68,7 +68,7 @@ class Decoder:
         )
 
     def prepare(self, num_positions: int) -> None:
-        """Make the rotary table for so many positions, and what the kernels for few rows work on."""
+        """Make the rotary table for so many positions, and the scratch memory of the kernels for few rows."""
         if len(self._rotary) < num_positions:
             self._kept.append(self._rotary)  # graphs that were captured with it go on reading it
             self._rotary = rotary_table(self.config, num_positions, self.device)
@@ -80,7 +80,7 @@ class Decoder:
                 linear.scratch = scratch
 
     def variants(self, block_size: int) -> list[Variants]:
-        """Kernels that steps over a cache of such blocks need, to be compiled; none where torch computes."""
+        """The kernels that steps over a cache of such blocks need compiled; none where torch computes."""
         config, first = self.config, self.layers[0]
         gate_up = first.mlp.gate_up_proj
         plain = (first.self_attn.qkv_proj, first.self_attn.o_proj, first.mlp.down_proj, self.lm_head)

@@ -25,8 +25,8 @@ from neper.types import Progress
 def convert(path: Path, cache_dir: Path, *, key: str | None = None, progress: Progress | None = None) -> Path:
     """The directory that `path` converts to, made now unless the cache has it.
 
-    The work is done in a temporary directory beside the result, which a rename then publishes: readers see a whole
-    conversion or none, whether the process is killed or another one converts the same file at the same time.
+    The work is done in a temporary directory beside the result, which a rename then publishes. So readers see a whole
+    conversion or none, even if the process is killed, or another one converts the same file at the same time.
 
     Args:
         cache_dir: made if need be.

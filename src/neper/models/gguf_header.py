@@ -1,9 +1,9 @@
-"""The header of a GGUF file: metadata and the places of its tensors, none of them believed unseen.
+"""The header of a GGUF file: metadata and the places of its tensors, all of them checked.
 
 Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian: magic, version, number of tensors
 and of keys; keys with typed values; name, shape, type and place of each tensor; the data, aligned. gguf-py's own
 reader makes two numpy arrays of each text of a vocabulary (26 s for 262,144 tokens and their merges; here 0.3 s), and
-believes every count.
+checks no count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERSIONS = (2, 3)
 _MAX_KEYS = 2**14
 _MAX_TENSORS = 2**16
 _MAX_ITEMS = 2**22
-"""In all arrays together; the largest known vocabulary has 262,144 tokens, its merges twice as many."""
+"""Most items of all arrays together. The largest known vocabulary has 262,144 tokens, and twice as many merges."""
 _MAX_TEXT = 16 * 2**20
 _MAX_HEADER = 2**28
 _MAX_DIMENSIONS = 4
@@ -36,12 +36,12 @@ _ALIGNMENT = 32
 
 
 class GgufTensor(NamedTuple):
-    """Where a tensor lies.
+    """The place of a tensor.
 
     Attributes:
         shape: outermost dimension first, as numpy and torch have it. (The file has it last.)
         type: a gguf.GGMLQuantizationType.
-        start, nbytes: in the file.
+        start, nbytes: its first byte in the file, and its size.
     """
 
     name: str
@@ -88,7 +88,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """A place in the file that moves on. `what` it is reading is told when something is wrong."""
+    """A reader at a place in the file that moves on. Errors name the defect."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -176,7 +176,7 @@ class _Reader:
         return values
 
     def _texts(self, count: int) -> list[str]:
-        # A vocabulary: a million of these, so this loop has no calls of ours in it.
+        # A vocabulary has up to a million texts, so this loop calls no functions of ours.
         data, place, limit, texts = self._data, self._place, self._limit, []
         length_at = struct.Struct("<Q").unpack_from
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""A GGUF file as a model: the config that it amounts to, and its weights under Hugging Face names. Free of torch."""
+"""A GGUF file as a model: its config in Hugging Face form, and its weights under Hugging Face names. Free of torch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GGUFModel(NamedTuple):
 
 
 def open_model(path: Path) -> GGUFModel:
-    """The contents of a GGUF file. Everything that its header tells is checked; no weight is read.
+    """The contents of a GGUF file. Its whole header is checked. No weight is read.
 
     Raises:
         ModelLoadError: the file is damaged, or its family, its tokenizer, its weights or their types are not supported.
@@ -90,7 +90,7 @@ def _dequantize(header: Header, tensor: GgufTensor) -> npt.NDArray[np.float32]:
 
 
 def _hf_config(header: Header) -> dict[str, Any]:
-    """The config.json of a GGUF model; which tensors exist says what the metadata does not (biases, a tied head)."""
+    """The config.json of a GGUF model. Facts that the metadata lacks follow from its tensors (biases, a tied head)."""
     metadata, tensors = header.metadata, header.tensors
     architecture = metadata.architecture
 
@@ -128,7 +128,7 @@ def _hf_config(header: Header) -> dict[str, Any]:
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": need("context_length"),
-        # Stored as float32: 9.999999747378752e-06 is meant to be 1e-05.
+        # It is stored as float32: 9.999999747378752e-06 means 1e-05.
         "rms_norm_eps": float(f"{metadata.number(f'{architecture}.attention.layer_norm_rms_epsilon'):.7g}"),
         "rope_parameters": {
             "rope_type": "default",
@@ -149,7 +149,7 @@ def _hf_config(header: Header) -> dict[str, Any]:
 def _llama3_rope(config: Mapping[str, Any], divisors: npt.NDArray[np.float32]) -> dict[str, Any]:
     """The llama3 scaling that divides the rotary frequencies by `divisors` [head_dim / 2]; ModelLoadError if none does.
 
-    GGUF keeps the divisors alone. Llama 3.1 to 3.3 differ in nothing but the factor, which is the largest divisor.
+    GGUF keeps only the divisors. Llama 3.1 to 3.3 differ only in the factor, which is the largest divisor.
     """
     rope: dict[str, Any] = {
         "rope_theta": config["rope_parameters"]["rope_theta"],

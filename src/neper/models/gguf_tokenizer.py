@@ -19,14 +19,14 @@ _LLAMA3_WORDS = (
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
-# tokenizer.ggml.pre → how text is cut into words before the merges.
+# tokenizer.ggml.pre → the way to cut text into words before the merges.
 _GPT2 = ("gpt-2", "gpt2", "default")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact")
 _LLAMA3 = ("llama-bpe", "llama-v3", "llama3")
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
 
 
-# Control tokens by which models end a reply: a file may name one of several.
+# Control tokens with which models end a reply. A file may name only one of several.
 _END_TOKENS = frozenset(
     [
         *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<eos>", "<EOT>"),
@@ -34,7 +34,7 @@ _END_TOKENS = frozenset(
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     ]
 )
-# In the form whose replies have channels, this ends one channel alone.
+# Where replies have channels, the second of these ends only one channel.
 _CHANNELS = ("<|channel|>", "<|end|>")
 
 
@@ -51,7 +51,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
 
 
 def end_token_ids(metadata: Metadata) -> list[int]:
-    """The tokens that end a reply: those that the file names, and control tokens that are known to."""
+    """The tokens that end a reply: those that the file names, and known control tokens."""
     tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
     types: list[int] = metadata.need("tokenizer.ggml.token_type")
     named = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
@@ -66,7 +66,7 @@ def end_token_ids(metadata: Metadata) -> list[int]:
 
 
 def check_kind(metadata: Metadata) -> None:
-    """ModelLoadError where the kind of tokenizer is not supported, which is known before anything is built."""
+    """Check before anything is built that the kind of tokenizer is supported; ModelLoadError otherwise."""
     kind = metadata.need("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ModelLoadError(
@@ -136,7 +136,7 @@ def _pre_tokenizer(pre: str) -> Any:
 def _adds_bos(metadata: Metadata) -> bool:
     if metadata.get("tokenizer.ggml.add_eos_token", False):
         raise ModelLoadError("tokenizer.ggml.add_eos_token is set, which is not supported: prompts would end at once")
-    # A file that does not say: only Llama 3's tokenizer begins a text with BOS.
+    # Where the file does not tell, only Llama 3's tokenizer begins a text with BOS.
     return bool(metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] in _LLAMA3))
 
 

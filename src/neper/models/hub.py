@@ -1,4 +1,4 @@
-"""Models by hub id: what can be refused is refused by config.json, before any weight is downloaded."""
+"""Models by hub id. Unsupported ones are refused by their config.json, before any weight is downloaded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SAFE, _PICKLED = "model*.safetensors", "pytorch_model*.bin"
 
 
 def download(model: str, tried: list[str]) -> Path:
-    """The local snapshot of a hub model, downloaded as far as it is not there.
+    """The local snapshot of a hub model. Files that are not there are downloaded.
 
     Args:
-        tried: what the name was taken for before, for errors.
+        tried: the earlier interpretations of the name, for errors.
 
     Raises:
         ModelLoadError: no such model, no way to it, or one that is not supported.

@@ -1,4 +1,4 @@
-"""The paged KV cache: one K and one V tensor a layer, addressed by slot."""
+"""The paged KV cache: one K and one V tensor per layer, addressed by slot."""
 
 from __future__ import annotations
 

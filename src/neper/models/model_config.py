@@ -1,4 +1,4 @@
-"""The shape of a model: what a Hugging Face config.json says, checked and made uniform over the supported families."""
+"""The shape of a model: a Hugging Face config.json, checked and made uniform over the supported families."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from neper.errors import ModelLoadError
 from neper.files import one_line, read_json, reading
 
-# Beyond these there is no model, and a file of a few bytes could ask for all memory. Weights are the real bound.
+# No model exceeds these, and a file of a few bytes could ask for all memory. Weights are the real bound.
 _MOST = 2**24
 _MOST_LAYERS = 2**12
-# Keys of a rope_type. `max_position_embeddings` some writers repeat there; it changes nothing.
+# Keys of a rope_type. Some writers repeat `max_position_embeddings` there, without effect.
 _ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 _ROPE_KEYS |= {"max_position_embeddings"}
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
@@ -22,7 +22,7 @@ _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """What a model_type fixes or lets the config choose; the defaults are those of its transformers config class."""
+    """The facts that a model_type fixes or leaves to the config. Defaults are those of transformers' config class."""
 
     architecture: str
     qkv_bias: bool | None = None  # None: `attention_bias` decides
@@ -62,9 +62,9 @@ class ModelConfig:
 
     Attributes:
         rope_scaling: None = plain rotary embedding.
-        qkv_bias, o_bias, mlp_bias: whether these linear layers have a bias.
+        qkv_bias, o_bias, mlp_bias: True where these linear layers have a bias.
         qk_norm: RMSNorm over the head dimension of queries and keys, before the rotary embedding.
-        sliding_windows: for each layer the number of tokens that a token sees, itself included; None = all.
+        sliding_windows: per layer, the number of tokens that a token sees, itself included; None = all.
     """
 
     model_type: str
@@ -193,7 +193,7 @@ def _shown(value: Any) -> str:
 
 
 def _agreed(name: str, stated: Mapping[str, Any]) -> Any:
-    """The value that all places state, place → value; None where there is no place."""
+    """The value that all places state. `stated`: place → value. None where there is no place."""
     places = list(stated)
     for place in places[1:]:
         if stated[place] != stated[places[0]]:
@@ -207,7 +207,7 @@ def _agreed(name: str, stated: Mapping[str, Any]) -> Any:
 def _rope_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The facts about the rotary embedding, from all places where a config states them.
 
-    transformers 5 keeps everything in rope_parameters; before, rope_theta stood beside an optional rope_scaling. Files
+    transformers 5 keeps all of them in rope_parameters. Before, rope_theta stood beside an optional rope_scaling. Files
     that were edited, or written by other programs, have both.
     """
     stated: dict[str, dict[str, Any]] = {}
@@ -280,7 +280,7 @@ def _sliding_windows(values: Mapping[str, Any], family: _Family, num_layers: int
         if kind == "sliding_attention" and window is None:
             raise ModelLoadError("config.json: layer_types asks for sliding_attention, but there is no sliding_window")
     listed = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    # Where layers can differ, the list decides, and max_window_layers is but what makes one where there is none.
+    # Where layers can differ, the list decides. max_window_layers only replaces a list that is not there.
     if listed != windows and not family.window_by_layer:
         raise ModelLoadError("config.json: layer_types and sliding_window disagree about which layers see a window")
     return listed

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: names, shapes and places of its tensors, none of them believed unseen.
+"""The header of a safetensors file: names, shapes and places of its tensors, all of them checked.
 
 Layout (https://github.com/huggingface/safetensors#format): 8 bytes with the length of the header, little-endian; a JSON
 object, name → {dtype, shape, data_offsets}; the data. Free of torch and of the library, which maps the whole file.
@@ -17,7 +17,7 @@ from neper.errors import ModelLoadError
 from neper.files import one_line, open_regular, reading
 
 MAX_HEADER = 16 * 2**20
-"""Bytes; the format allows 100 MB. An entry has about 120, and the largest supported models have 2,000 of them."""
+"""Most bytes. The format allows 100 MB. An entry has about 120, and the largest supported models have 2,000 entries."""
 
 _MAX_DIMENSIONS = 8
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -25,7 +25,7 @@ _BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as a file says it holds it."""
+    """A tensor, as the header of a file describes it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _tensor(path: Path, name: str, entry: Any) -> tuple[StoredTensor, int]:
-    """The tensor of an entry, and where its data ends."""
+    """The tensor of an entry, and the end of its data."""
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = isinstance(dtype, str) and isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS

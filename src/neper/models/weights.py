@@ -22,7 +22,7 @@ from neper.models.model_config import ModelConfig
 from neper.types import Progress
 
 Readers = Mapping[str, Callable[[], Tensor]]
-"""Name → what reads the weight."""
+"""Name → the function that reads the weight."""
 
 
 def load_weights(
@@ -31,7 +31,7 @@ def load_weights(
     """A decoder with the weights in `directory`, prepacked.
 
     Args:
-        make: an empty decoder of that config; called once names and shapes are known to fit, since it takes the memory.
+        make: makes an empty decoder of that config. It takes the memory, so names and shapes are checked before.
 
     Raises:
         ModelLoadError: a weight is missing, unknown, of the wrong shape or not floating point, or a file is absent or
@@ -51,7 +51,7 @@ def load_gguf(make: Callable[[], Decoder], path: Path, progress: Progress | None
 
 
 def _fill(decoder: Decoder, readers: Readers, what: str, progress: Progress | None) -> Decoder:
-    """Copy every weight into its place, and prepack the decoder. `what`: where they come from, for errors."""
+    """Copy every weight into its place, and prepack the decoder. `what`: their origin, for errors."""
     slots = decoder.weight_slots()
     for done, name in enumerate(slots, start=1):
         with reading(what):
@@ -67,7 +67,7 @@ def _fill(decoder: Decoder, readers: Readers, what: str, progress: Progress | No
 def _readers(checkpoint: Checkpoint, directory: Path, config: ModelConfig) -> Iterator[Readers]:
     if checkpoint.pickled:
         tensors = _unpickled(checkpoint, directory, config)
-        # Popped: what has been copied need not stay.
+        # Popped: tensors that were copied need not stay.
         yield {name: lambda name=name: tensors.pop(name) for name in list(tensors)}  # type: ignore[misc]
         return
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def _readers(checkpoint: Checkpoint, directory: Path, config: ModelConfig) -> It
 
 
 def _unpickled(checkpoint: Checkpoint, directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The tensors of PyTorch's own format. Nothing in such a file is run: only tensors can be in it."""
+    """The tensors of PyTorch's own format. No code in such a file is run: it may hold only tensors."""
     tensors: dict[str, Tensor] = {}
     for path in checkpoint.files:
         for name, tensor in _load(path).items():
@@ -92,7 +92,7 @@ def _unpickled(checkpoint: Checkpoint, directory: Path, config: ModelConfig) -> 
             tensors[name] = tensor
     check_names(directory, config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     for name, tensor in tensors.items():
-        # A stride of zero would make a model of any size of one number.
+        # With strides of zero, one number could be a model of any size.
         if not harmless(name, config) and not (tensor.is_floating_point() and tensor.itemsize >= 2):
             raise ModelLoadError(f"weight {name} has dtype {tensor.dtype}: quantised is not supported")
         if tensor.layout != torch.strided or tensor.device.type != "cpu":

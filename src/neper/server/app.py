@@ -93,7 +93,7 @@ def create_app(
         middleware=[*_cross_origin(config), Middleware(Gate, service=service)],
         exception_handlers={HTTPException: routing_error},
     )
-    # A path with a slash too many is no path of ours; a redirect would lose the body of some clients' requests.
+    # A path with an extra slash is not found. A redirect would lose the body of some clients' requests.
     app.router.redirect_slashes = False
     app.state.service = service
     return app
@@ -115,7 +115,7 @@ def _cross_origin(config: ServerConfig) -> list[Middleware]:
 
 
 class _Endpoint:
-    """A handler as an ASGI application. `path` is its route's: metrics and log name it."""
+    """A handler as an ASGI application. `path` is that of its route, for metrics and the log."""
 
     def __init__(self, service: Service, path: str, handler: Handler) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What is served: an engine, its model's tokenizer, and what the model is called."""
+"""The backend of the server: an engine, its model's tokenizer, and the model's name."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class OwnBackend:
         self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress, watch=watch)
 
     async def start(self) -> None:
-        # The engine takes seconds to start, in its own process: the tokenizer is read meanwhile. The first to fail
-        # ends the start.
+        # The engine takes seconds to start, in its own process. Meanwhile the tokenizer is read. The first failure of
+        # both ends the start.
         reading = asyncio.create_task(_in_thread(self._read_tokenizer))
         starting = asyncio.create_task(self.engine.start())
         try:
@@ -117,7 +117,7 @@ class LineBackend:
 
 
 def _tokenizer(path: Path, chat_template: str | None, tool_call_parser: str | None) -> Tokenizer:
-    """A model's tokenizer, whose chat template is known to work, and to be one for that parser."""
+    """A model's tokenizer. Its chat template was checked, and fits the parser."""
     tokenizer = Tokenizer.from_directory(path, chat_template=chat_template)
     try:
         tokenizer.check_chat_template()
@@ -134,7 +134,7 @@ def _ends(tokenizer: Tokenizer, path: Path) -> tuple[int, ...]:
 
 
 async def _in_thread(work: Callable[[], Result]) -> Result:
-    """Work in a thread that ends with the process: nobody who leaves waits for it."""
+    """Run work in a thread that ends with the process, so that an early exit does not wait for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 

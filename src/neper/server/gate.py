@@ -1,5 +1,5 @@
-"""The gate around all routes: request ids, hosts, the API key, how many requests at once and for how long, the log's
-line and the metrics of each, and every error in the API's own form.
+"""The gate around all routes: request ids, hosts, the API key, limits of number and time, the log, the metrics,
+and errors in the API's own form.
 
 Plain ASGI, since Starlette's BaseHTTPMiddleware would stand between a stream and the client's disconnect.
 """
@@ -36,10 +36,10 @@ from neper.server.transport.hosts import AllowedHosts
 
 log = logging.getLogger(__name__)
 
-# They neither use the model nor say what it holds, and must answer when nothing else does.
+# They neither use the model nor tell its contents, and must answer when nothing else does.
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/openapi.json"})
-# A generation ends itself when its time is over. After this much more, whatever still holds a request up is cut: a
-# body that comes byte by byte, a client that does not read.
+# A generation ends itself when its time is over. After this much more the request is cut: its body may come byte by
+# byte, or its client may not read.
 CUT_SECONDS = 10.0
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
@@ -86,7 +86,7 @@ class Gate:
             exchange.error = error
             if not exchange.status:
                 await send_error(send_with_id, error)
-            # Its frames refer to the exchange: in a cycle the body would stay until the next full collection.
+            # Its frames refer to the exchange. In such a cycle the body would stay until the next full collection.
             error.__traceback__ = error.__context__ = error.__cause__ = None
         finally:
             self._note(scope, exchange)
@@ -109,7 +109,7 @@ class Gate:
             timer.cancel()
 
     def _receiver(self, exchange: Exchange, receive: Receive) -> Receive:
-        """`receive` that waits for a body no longer than it may."""
+        """`receive` with a limit on the wait for a body."""
         seconds = self._service.config.receive_timeout
         error = ReceiveTimeoutError(f"nothing more of the request's body came for {seconds:g} seconds")
 

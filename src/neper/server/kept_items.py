@@ -12,10 +12,10 @@ _OVERHEAD = 1024
 
 
 class KeptItems:
-    """Items by their id, in memory. Those that were kept first are dropped first.
+    """Items by their id, in memory. The oldest ones are dropped first.
 
     Args:
-        max_bytes: of all of them; 0 = nothing is kept.
+        max_bytes: most bytes of all items; 0 = nothing is kept.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# After work that took a while the lane rests for so many times as long: all others get the larger share of the time,
-# however much of this work there is.
+# After a piece of work the lane rests for this many times as long. So the event loop always gets the larger share of
+# the time.
 REST = 2.0
 
 Result = TypeVar("Result")

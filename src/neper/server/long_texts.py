@@ -1,6 +1,6 @@
 """Work on long texts: in threads of its own, so that small requests never wait behind it, and ended once nobody waits.
 
-Encoding lets other threads run, but it takes a second a megabyte: whoever sends much and leaves must not be served.
+Encoding lets other threads run, but takes a second per megabyte. Clients that send much and leave must not be served.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from neper.server.transport.disconnect import ClientDisconnected
 # Above this, work is done in a thread: at about 1 MB/s it would hold the event loop, and all streams, for 10 ms.
 INLINE_CHARACTERS = 10_000
 THREADS = 2
-# Above this there is one thread more, for one at a time: a word of so many characters takes 200 bytes each while it is
-# encoded.
+# Texts above this have one thread, one at a time: encoding a word of so many characters takes 200 bytes for each.
 VERY_LONG_CHARACTERS = 64 * 1024
 MAX_WAITING = 256
 
@@ -25,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Encoding:
-    """The progress of an encoder, and its end: too many ids, or nobody who waits for them.
+    """The progress of an encoder. It ends at too many ids, or when nobody waits for them.
 
     Args:
         limit: most ids; None = any number.
@@ -36,7 +35,7 @@ class Encoding:
         self._limit = limit
 
     def progress(self, num_ids: int) -> None:
-        """There are at least `num_ids`. Raises ContextLengthError, ClientDisconnected."""
+        """Note that there are at least `num_ids`. Raises ContextLengthError, ClientDisconnected."""
         if self.left:
             raise ClientDisconnected
         if self._limit is not None and num_ids > self._limit:
@@ -44,9 +43,7 @@ class Encoding:
 
 
 class LongTexts:
-    """Does work on texts: at once where they are short, else in one of a few threads, of which one is for very long
-    ones.
-    """
+    """Does work on texts: at once if they are short, else in a thread. One of the threads is for very long texts."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, "texts")
@@ -54,9 +51,9 @@ class LongTexts:
         self._num_waiting = 0
 
     async def run(self, size: int, work: Callable[[], Result], encoding: Encoding | None = None) -> Result:
-        """Do work on about `size` characters. When the caller is cancelled, `encoding` hears of it.
+        """Do work on about `size` characters. When the caller is cancelled, `encoding` notices it.
 
-        Raises OverloadedError where as much work waits as may.
+        Raises OverloadedError where too much work waits.
         """
         if size <= INLINE_CHARACTERS:
             return work()

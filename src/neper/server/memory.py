@@ -18,7 +18,7 @@ class MemoryReturn:
         self._timer: asyncio.TimerHandle | None = None
 
     def ended(self, num_bytes: int) -> None:
-        """A request has ended whose body and reply had so many bytes."""
+        """Note the end of a request whose body and reply had so many bytes."""
         if num_bytes >= LARGE_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._give_back)
 
@@ -31,7 +31,7 @@ class MemoryReturn:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's; None with other C libraries, which give memory back by themselves or have no such call."""
+    """glibc's malloc_trim. None with other C libraries, which return memory by themselves or have no such call."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

@@ -30,13 +30,13 @@ class Operation(NamedTuple):
     """One endpoint.
 
     Attributes:
-        name: of what a generated client calls it.
+        name: its name in generated clients.
         reply: the struct of its JSON; None = not JSON.
-        chunk: the struct of an event, where it can stream.
-        event: the struct of a named event, where its stream is of those.
+        chunk: the struct of an event, if it can stream.
+        event: the struct of a named event, if its stream has named events.
         raises: errors besides those that any request can meet.
         parts: structs in the body that are decoded by their type.
-        required: fields of the body that must be there, though its struct has them optional: null equals absent.
+        required: fields that the body must have. Its struct has them optional, since null equals absent.
     """
 
     method: str
@@ -109,17 +109,17 @@ OPERATIONS = (
     ),
     Operation("post", "/tokenize", "tokenize", "Ids of a text", replies.Tokens, TokenizeBody, raises=_BODY),
     Operation("post", "/detokenize", "detokenize", "Text of ids", replies.Text, DetokenizeBody, raises=_BODY),
-    Operation("get", "/tokenizer_info", "tokenizerInfo", "What the tokenizer is", replies.TokenizerInfo),
+    Operation("get", "/tokenizer_info", "tokenizerInfo", "Facts about the tokenizer", replies.TokenizerInfo),
     Operation(
         "get",
         "/health",
         "health",
-        "Whether requests are taken",
+        "200 while requests are taken",
         replies.Health,
         raises=(errors.OverloadedError,),
         open=True,
     ),
-    Operation("get", "/ping", "ping", "As /health", replies.Health, raises=(errors.OverloadedError,), open=True),
+    Operation("get", "/ping", "ping", "Alias of /health", replies.Health, raises=(errors.OverloadedError,), open=True),
     Operation("get", "/version", "version", "neper's version", replies.Version),
     Operation("get", "/metrics", "metrics", "Metrics for Prometheus", None, open=True),
     Operation(
@@ -209,7 +209,7 @@ def _success(operation: Operation, version: Version) -> JsonObject:
     if operation.chunk is not None:
         chunk = _embedded({"anyOf": [_reference(operation.chunk), _reference(ErrorReply)]})
         content["text/event-stream"] = _stream(
-            # "message" is what an event without a name is of.
+            # An event without a name is of the type "message".
             {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}, "event": {"const": "message"}},
             "With `stream: true`. Each event's data is a chunk, or an error; the last one's is [DONE].",
             version,
@@ -225,7 +225,7 @@ def _success(operation: Operation, version: Version) -> JsonObject:
 
 
 def _stream(event: JsonObject, description: str, version: Version) -> JsonObject:
-    """A stream of server-sent events with no other fields than these, and always data."""
+    """A stream of server-sent events with only these fields, and always data."""
     if version == "3.1":
         return {"schema": {"type": "string", "description": description}}
     properties = {"properties": event, "required": ["data"], "additionalProperties": False}
@@ -260,7 +260,7 @@ def _reference(kind: type[msgspec.Struct]) -> JsonObject:
 
 
 def _strict_structs() -> list[type[Strict]]:
-    """All kinds of bodies, and of objects in them."""
+    """All structs of bodies, and of objects in them."""
     found: list[type[Strict]] = []
     queue: list[type[Any]] = [Strict]
     while queue:
@@ -280,7 +280,7 @@ def _tell_refused(schema: JsonObject, kind: type[Strict]) -> None:
 
 
 def _only(value: Any) -> JsonObject:
-    """The schema of one value, with its type, which generators need beside it."""
+    """The schema of one value with its type, which generators need."""
     if isinstance(value, list):
         items = _only(value[0]) if value else {}
         return {"type": "array", "items": items, "minItems": len(value), "maxItems": len(value)}
@@ -289,7 +289,7 @@ def _only(value: Any) -> JsonObject:
 
 
 def _complete(schema: Any) -> None:
-    """Say of all schemas in one what generators cannot do without: items of arrays, and types beside enums."""
+    """Add to all schemas in one the parts that generators need: items of arrays, types beside enums."""
     if isinstance(schema, list):
         for inner in schema:
             _complete(inner)

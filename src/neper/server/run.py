@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_KEY = 4096
-# The event loop asks for Python's lock several times a request; Python's default would have it wait 5 ms each time
+# The event loop asks for Python's lock several times per request. With Python's default it would wait 5 ms each time
 # while a thread decodes or renders.
 _SWITCH_SECONDS = 0.0005
-# After the drain timeout, for the errors to reach their clients.
+# Time after the drain timeout in which errors reach their clients.
 _CLOSING_SECONDS = 2
 _FAREWELL_SECONDS = 0.3
 
@@ -59,7 +59,7 @@ def serve(
     server_config = dataclasses.replace(
         server_config, api_key=api_key(server_config), api_key_file=None, api_key_env=None
     )
-    # Before all that takes time: a port that is taken is said at once.
+    # First of all, so that a port that is taken is reported at once.
     sock = bind(server_config.host, server_config.port)
     with contextlib.closing(sock):
         from neper.server.backend import LineBackend, OwnBackend
@@ -85,7 +85,7 @@ def serve(
 
 
 def api_key(config: ServerConfig) -> str | None:
-    """The API key, wherever it is kept; None where none is needed.
+    """The API key, from the option that has it; None where none is needed.
 
     Raises:
         StartupError: the file or the variable that should hold it does not hold one.
@@ -105,9 +105,9 @@ def api_key(config: ServerConfig) -> str | None:
 
 
 def allowed_hosts(config: ServerConfig, address: str) -> tuple[str, ...]:
-    """The hosts that a server at `address` answers for; none named = all.
+    """The hosts that a server at `address` answers for; empty = all.
 
-    Without a key, its being reachable from this machine alone is what protects a server on a loopback address.
+    A server on a loopback address without a key is protected only because other machines cannot reach it.
     """
     if config.allowed_hosts or config.api_key is not None or not is_loopback(address):
         return config.allowed_hosts
@@ -115,10 +115,7 @@ def allowed_hosts(config: ServerConfig, address: str) -> tuple[str, ...]:
 
 
 def read_chat_template(file: str | None) -> str | None:
-    """The source in a template file, once it is known to compile.
-
-    Raises StartupError when it cannot be read, or does not compile.
-    """
+    """The source in a template file. Raises StartupError when it cannot be read, or does not compile."""
     if file is None:
         return None
     from neper.text.chat_template import ChatTemplate
@@ -133,7 +130,7 @@ def read_chat_template(file: str | None) -> str | None:
 
 
 def configure_logging(level: str) -> None:
-    """Our log to stderr. uvicorn's own is heard from warnings on, and everything at debug."""
+    """Write our log to stderr. uvicorn's own log is shown from warnings on, and all of it at debug."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_TIME_FORMAT))
     for name, least in (("neper", level.upper()), ("uvicorn", "DEBUG" if level == "debug" else "WARNING")):
@@ -144,7 +141,7 @@ def configure_logging(level: str) -> None:
 
 
 def ready_message(url: str, model_name: str, *, needs_key: bool) -> str:
-    """What is printed when the server is ready: a line to see, a command to try."""
+    """The message of a server that is ready: its address, and a command to try."""
     body = {
         "model": model_name,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -169,7 +166,7 @@ def _run(coroutine: Coroutine[Any, Any, int]) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, announcing when it is ready and leaving signals to us (its own handling ends by re-raising)."""
+    """uvicorn's server. It prints a message when it is ready, and leaves signals to us."""
 
     def __init__(self, config: uvicorn.Config, announcement: str) -> None:
         super().__init__(config)
@@ -177,7 +174,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        with contextlib.suppress(OSError):  # nobody reads our output, or its disk is full; the server goes on
+        with contextlib.suppress(OSError):  # nobody reads our output, or the disk is full; the server goes on
             print(self.announcement, flush=True)
 
     @contextlib.contextmanager
@@ -186,7 +183,7 @@ class _Server(uvicorn.Server):
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """The signals that end a server. A closed terminal (SIGHUP) counts, unless whoever started it says no (nohup)."""
+    """The signals that end a server. A closed terminal (SIGHUP) is one, unless it is ignored (nohup)."""
     signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signals.append(signal.SIGHUP)
@@ -194,10 +191,10 @@ def _stop_signals() -> list[signal.Signals]:
 
 
 class _Stopper:
-    """Signals: the first one stops a running server softly and a starting one at once; a second Ctrl-C ends it at once.
+    """Signals. The first one drains a running server, and ends a starting one. A second Ctrl-C ends it at once.
 
     Attributes:
-        exit_code: 0, or 128 + the signal where it cut something off.
+        exit_code: 0, or 128 + the signal that cut something off.
     """
 
     def __init__(self, drain_timeout: float) -> None:
@@ -218,7 +215,7 @@ class _Stopper:
         self._server, self._service = server, service
 
     def closing(self) -> None:
-        """From here on signals are ignored: cutting the clean-up short would leave things behind."""
+        """Ignore signals from here on, since an incomplete clean-up would leave things behind."""
         self._task = None
 
     def _receive(self, number: signal.Signals) -> None:
@@ -232,21 +229,21 @@ class _Stopper:
             self._drain(self._server, self._service)
         elif not self.exit_code:
             self.exit_code = 128 + number
-            # Clients get an error rather than a cut connection, if they take it in a moment.
+            # Clients get an error instead of a cut connection, if they read it in a moment.
             self._service.close_all()
             self._server.force_exit = True
             asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, self._cut)
 
     def _cut(self) -> None:
         if self._task is not None:
-            # It would log the stack of every request that is cancelled now.
+            # uvicorn would log the stack of every request that is cancelled now.
             logging.getLogger("uvicorn").disabled = logging.getLogger("uvicorn.error").disabled = True
             self._task.cancel()
 
     def _drain(self, server: uvicorn.Server, service: Service) -> None:
         server.should_exit = True
         service.drain()
-        # Those that do not end in time get an error of ours; uvicorn would cut their connections a little later.
+        # Requests that do not end in time get an error of ours. uvicorn would cut their connections a little later.
         asyncio.get_running_loop().call_later(self._drain_timeout, service.close_all)
         if service.num_choices:
             logger.info(
@@ -299,7 +296,7 @@ async def _serve_until_stopped(backend: Backend, config: ServerConfig, sock: soc
             ready_message(base_url(sock.getsockname()), model_name, needs_key=config.api_key is not None),
         )
         stopper.serving(server, service)
-        # Objects that stay for good need no look of the collector whenever a large body makes many others.
+        # The collector need not look at permanent objects whenever a large body makes many others.
         gc.collect()
         gc.freeze()
         activity = asyncio.create_task(log_activity(backend.engine))

@@ -1,4 +1,4 @@
-"""The service: what all endpoints share, how much of it is in use, and whether it still takes requests."""
+"""The service: the objects that all endpoints share, the work in flight, and shutting down."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from neper.text.tools import PLAIN_FORM, tool_format
 from neper.text.trials import Trials
 from neper.types import JsonObject
 
-# Larger bodies are decoded in a thread: at worst 2 ms of work, some of which lets the event loop run.
+# Larger bodies are decoded in a thread. These take 2 ms at worst, some of which lets the event loop run.
 INLINE_BYTES = 32 * 1024
-# Bodies of that many times the largest one are held at once. What is decoded of them takes up to 8 times as much.
+# All bodies held at once are at most this many times the largest one. Decoded, they take up to 8 times as much.
 HELD_BODIES = 16
-# What a template writes around a message; even empty ones add up.
+# The text that a template writes around a message. Even empty ones add up.
 MESSAGE_CHARACTERS = 50
 
 Result = TypeVar("Result")
@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 class Service:
     """One engine, one tokenizer, and the requests and generations in flight. Lives on `app.state.service`.
 
-    Raises StartupError when the configuration names a parser or a view that there is not.
+    Raises StartupError when the configuration names an unknown parser or view.
 
     `drain()` makes new requests a 503 while the running ones go on; `wait_idle()` waits for those; `close_all()` ends
     what is left with an error.
@@ -80,7 +80,7 @@ class Service:
         self.eos_token_ids = eos_token_ids
         self.reasoning_tags = reasoning_tags(tokenizer, config.reasoning_parser)
         self.tool_format = tool_format(tokenizer, config.tool_call_parser)
-        # The template shows no tools, or asks for calls in a form that is not read here: the model is told in words.
+        # The template shows no tools, or asks for calls in an unknown form: then words tell the model of its tools.
         self.plain_tools = self.tool_format is None and config.tool_call_parser != "none"
         if self.plain_tools:
             self.tool_format = PLAIN_FORM
@@ -120,8 +120,8 @@ class Service:
     def request(self, exchange: Exchange) -> Iterator[None]:
         """Count an HTTP request as being answered.
 
-        Where there are as many as may be, the one whose body has been on its way for longest ends: a client that
-        sends nothing must not keep out one that has sent everything. Raises OverloadedError where all have arrived.
+        If there are too many, the one whose body has been on its way for longest ends: a client that sends nothing must
+        not keep out one that has sent everything. Raises OverloadedError if all bodies have arrived.
         """
         if self.num_requests >= self.config.max_requests:
             if not self._arriving:
@@ -139,15 +139,15 @@ class Service:
             self._memory.ended(exchange.body_bytes + exchange.reply_bytes)
 
     def arrived(self, exchange: Exchange) -> None:
-        """The body of a request is there whole."""
+        """Note that the whole body of a request is there."""
         exchange.arrived = True
         self._arriving.pop(exchange, None)
 
     def hold_body(self, exchange: Exchange, size: int, total: int) -> None:
-        """Count `size` bytes of a request's body as held until it ends; `total` is the least that they will be.
+        """Count `size` bytes of a request's body as held until it ends; `total` is their least number in the end.
 
-        Raises OverloadedError where bodies that are there whole leave no room for it. Where those on their way do, the
-        one that has been so for longest ends.
+        Raises OverloadedError where whole bodies leave no room for it. Where only bodies on their way leave none, the
+        oldest of those requests ends.
         """
         if exchange not in self._requests:
             return  # it was cut
@@ -171,7 +171,7 @@ class Service:
         self._body_bytes = others + size
 
     def _cut(self, exchange: Exchange) -> None:
-        """End a request whose body is on its way, to make room."""
+        """End a request whose body is on its way, to make room for others."""
         self._forget(exchange)
         exchange.cut(_cut_error())
 
@@ -183,16 +183,16 @@ class Service:
             self._arriving.pop(exchange, None)
 
     def check_available(self) -> None:
-        """Raises OverloadedError while no new request can be taken at all."""
+        """Check that new requests can be taken. Raises OverloadedError otherwise."""
         if self.draining:
             raise OverloadedError("the server is shutting down", retry_after=10)
         if not self.engine.alive:
             raise OverloadedError("the engine is down and being started again", retry_after=5)
 
     def check_room(self, size: int = 1) -> None:
-        """Raises OverloadedError or QueueFullError while no `size` choices can be taken.
+        """Check that `size` choices can be taken. Raises OverloadedError or QueueFullError otherwise.
 
-        It costs nothing, so it comes first: those refused must not slow those that run.
+        This costs nothing and comes first: refused requests must not slow down running ones.
         """
         self.check_available()
         limit = self.engine.capabilities.max_num_seqs + self.config.max_waiting
@@ -208,7 +208,7 @@ class Service:
             )
 
     def enter(self, generation: Generation) -> None:
-        """Count a generation as in flight, until `leave`. Raises what `check_room` does."""
+        """Count a generation as in flight until `leave`. Raises the errors of `check_room`."""
         size = len(generation.choices)
         self.check_room(size)
         self.num_choices += size
@@ -278,7 +278,7 @@ class Service:
         return await self._long_texts.run(size, encode, encoding)
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
-        """Do work on a text of about `size` characters: here, or in a thread where that takes long."""
+        """Do work on a text of about `size` characters, in a thread if it is long."""
         return await self._long_texts.run(size, work)
 
 
@@ -287,7 +287,7 @@ def _cut_error() -> OverloadedError:
 
 
 def _length(message: JsonObject) -> int:
-    """About the characters that a template makes of a message."""
+    """The approximate number of characters that a template makes of a message."""
     others = [message["content"] or "", message.get("name", ""), message.get("reasoning_content", "")]
     others += [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     return MESSAGE_CHARACTERS * len(others) + sum(map(len, others))

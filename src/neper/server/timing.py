@@ -1,4 +1,4 @@
-"""Timing: when the tokens of a choice came, and histograms that cost a fraction of a microsecond a token."""
+"""Timing: the times of a choice's tokens, and histograms that cost a fraction of a microsecond per token."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ChoiceTiming:
     """Moments of one choice, on time.monotonic's clock; 0.0 = not yet.
 
     Attributes:
-        begun: when it was given to the engine.
-        first_token, last_token: when the server got them.
-        queue_seconds: as the engine tells.
-        finish_reason: as its client was told, or "error"; None where the client left, or another choice failed.
+        begun: the time when the engine got it.
+        first_token, last_token: the times when the server got them.
+        queue_seconds: the engine's own measure.
+        finish_reason: the one that its client got, or "error"; None where the client left, or another choice failed.
     """
 
     __slots__ = ("begun", "finish_reason", "first_token", "last_token", "queue_seconds")
@@ -32,7 +32,7 @@ class ChoiceTiming:
 
 
 class Tally(Collector):
-    """A histogram without labels. (That of prometheus_client takes a lock and costs 2 us, too much for each token.)
+    """A histogram without labels. (That of prometheus_client takes a lock and costs 2 us, too much per token.)
 
     Args:
         bounds: upper bounds of its buckets, ascending, without the infinite one.

@@ -1,4 +1,4 @@
-"""Tokenization over HTTP: text to ids, ids to text, and what the tokenizer is."""
+"""Tokenization over HTTP: text to ids, ids to text, and facts about the tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neper.server.service import Service
 from neper.server.transport.asgi import send_json, unless_left
 
 MAX_TOKENS = 2**16
-"""Most ids that a text may become, where the context has fewer."""
+"""Most ids that a text may become, if the context has fewer."""
 
 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,9 +20,9 @@ RENDER_SECONDS = 10.0
 """CPU time that a template may take for a request."""
 
 PROBE_SECONDS = 5.0
-"""The same for all renders that find out what a template takes, which need some milliseconds."""
+"""CPU time for all renders that find a template's terms. They need some milliseconds."""
 
-# The most that a template may write: much by itself, and its input many times over.
+# A template may write this many characters of its own, and this many times its input.
 _OWN_CHARACTERS = 2**20
 _TIMES = 16
 
@@ -46,7 +46,7 @@ class Conversation(NamedTuple):
 
 
 class _Compiled:
-    """One template, and what it takes, which is found out when it is first asked for."""
+    """One template, and its terms, which are found when they are first asked for."""
 
     def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
         self._sandbox = sandbox
@@ -57,7 +57,7 @@ class _Compiled:
 
     @property
     def terms(self) -> TemplateTerms:
-        """Raises TemplateLimitError when the template does not end."""
+        """The terms of the template. Raises TemplateLimitError when it does not end."""
         with self._lock:
             if self._terms is None:
                 end = time.thread_time() + PROBE_SECONDS
@@ -69,7 +69,7 @@ class _Compiled:
         return self._sandbox.render(self._template, variables, seconds=seconds, characters=characters)
 
     def _prober(self, end: float, tools: Any) -> Callable[[Sequence[Mapping[str, Any]]], str | None]:
-        """Renders small conversations until its thread has used so much CPU time."""
+        """A function that renders small conversations until its thread's CPU time reaches `end`."""
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
             variables = {"messages": list(messages), "tools": tools, "add_generation_prompt": False}
@@ -101,7 +101,7 @@ class ChatTemplate:
         self._sandbox = Sandbox()
 
     def check(self) -> None:
-        """Compiles the templates that are used, and finds their terms.
+        """Compile the templates that are used, and find their terms.
 
         Raises:
             ModelLoadError: one does not compile, or does not end.
@@ -117,7 +117,7 @@ class ChatTemplate:
 
     @property
     def terms(self) -> TemplateTerms:
-        """Those of the template that serves requests with tools."""
+        """The terms of the template that serves requests with tools."""
         return self._terms_of(self._name(has_tools=True))
 
     @property
@@ -172,7 +172,7 @@ class ChatTemplate:
         try:
             text = compiled.render(conversation.variables, seconds=RENDER_SECONDS, characters=characters)
         except Exception as error:
-            # Templates run on whatever the client sent; each kind of failure in one is about those messages.
+            # Templates run on the client's messages. So each failure in one is about those messages.
             raise InvalidRequestError(
                 f"the model's chat template failed: {one_line(error)}", param="messages"
             ) from error
@@ -188,7 +188,7 @@ class ChatTemplate:
         return "tool_use" if has_tools and "tool_use" in self._sources else "default"
 
     def _terms_of(self, name: str) -> TemplateTerms:
-        # A model may have named templates without a default: each conversation is refused then, not the server's start.
+        # A model may have named templates without a default. Then each conversation is refused, not the server's start.
         return self._get(name).terms if name in self._sources else TemplateTerms()
 
     def _get(self, name: str) -> _Compiled:

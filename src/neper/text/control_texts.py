@@ -1,11 +1,11 @@
-"""Control texts: the texts of control tokens, and how they stay text where a conversation's own words hold them.
+"""Control texts: the texts of control tokens, which stay text where a conversation's own words hold them.
 
-A rendered conversation is one text, in which the template's `<|im_end|>` and one that a user typed look alike. So where
-a request holds the text of a control token at all, each such place gets a mark inside it before the template renders:
-it then stands broken in the result, wherever the template puts it. The template's own are whole, and become tokens.
+A rendered conversation is one text, in which the template's `<|im_end|>` and one that a user typed look alike. So each
+text of a control token in a request gets a mark inside it before the template renders. It is then broken in the result,
+wherever the template puts it. The template's own control texts are whole, and become tokens.
 
-The text is encoded as one, so that what stands on both sides of a border is cut into tokens as always. For that there
-is a second encoder over the same model, which knows the control tokens by other names, too random to be typed.
+The text is encoded as one, so that the text on both sides of a border is cut into tokens as usual. A second encoder
+over the same model does it. It knows the control tokens by other names, too random to be typed.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class ControlTexts:
         added = backend.get_added_tokens_decoder()
         self._special = {token_id: token for token_id, token in added.items() if token.special and token.content}
         self._pattern = re.compile(_any_of([token.content for token in self._special.values()]))
-        # Those that are sought in the normalised text are found there in other spellings too.
+        # Control tokens that are looked for in normalised text are found in other spellings too.
         self._normalizes = backend.normalizer is not None and any(token.normalized for token in self._special.values())
         self._encoder: _Encoder | None = None
 
     def occur_in(self, value: Any) -> bool:
-        """A string somewhere in the value holds the text of a control token."""
+        """True where a string somewhere in the value holds the text of a control token."""
         if not self._special:
             return False
         for text in texts_of(value):
@@ -56,7 +56,7 @@ class ControlTexts:
         return False
 
     def marked(self, value: Any) -> tuple[Any, str]:
-        """The value with every such text in it broken by a mark, and the mark: a character that it does not hold."""
+        """The value with a mark inside every such text, and the mark: a character that the value does not hold."""
         everything = "\0".join(texts_of(value))
         taken = everything.lower()  # the escapes too
         mark = next(mark for mark in map(chr, _MARKS) if mark not in everything and _escaped(mark) not in taken)
@@ -67,10 +67,10 @@ class ControlTexts:
         return map_texts(value, lambda text: self._pattern.sub(broken, text)), mark
 
     def encode(self, text: str, mark: str, progress: Progress | None = None) -> list[int]:
-        """Ids of a text in which what holds the mark is no control token, and the mark is nothing.
+        """Ids of a text, in which texts with the mark are not control tokens, and the mark itself is dropped.
 
         Args:
-            progress: told of a long text how many ids there are at least, again and again; what it raises ends this.
+            progress: called repeatedly for a long text with the least number of ids so far. An error from it ends this.
         """
         if self._encoder is None:
             self._encoder = _Encoder(self._backend, self._special)
@@ -78,7 +78,7 @@ class ControlTexts:
 
 
 class _Encoder:
-    """Encodes control tokens by other names, so that their own are text."""
+    """Encodes control tokens by other names, so that their own names are text."""
 
     def __init__(self, backend: Backend, special: dict[int, AddedToken]) -> None:
         self._model = backend.model
@@ -114,7 +114,7 @@ class _Encoder:
 
     @cached_property
     def _pieces(self) -> PieceEncoder:
-        # Names of bytes and of control tokens are no shorter than what they stand for.
+        # Names of bytes and of control tokens are at least as long as their texts.
         return PieceEncoder(self._backend, max(map(len, self._backend.get_vocab())))
 
     def encode(self, pattern: re.Pattern[str], text: str, mark: str, progress: Progress | None) -> list[int]:
@@ -130,7 +130,7 @@ class _Encoder:
             if token_id in self._ids:
                 ids.append(self._ids[token_id])
             elif token_id in self._special_ids:
-                # The model itself has it among its pieces: a character is no control token.
+                # The model itself has it among its pieces. Its characters alone are not control tokens.
                 spelled = self._backend.id_to_token(token_id) or ""
                 ids += [part.id for character in spelled for part in self._model.tokenize(character)]
             else:
@@ -143,8 +143,9 @@ def _escaped(mark: str) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for the longest of these texts that stands at a place: branches of common beginnings, so that
-    thousands of them cost as little as a few.
+    """A pattern for the longest of these texts at a place.
+
+    Texts with a common beginning share a branch, so that thousands of them cost as little as a few.
     """
     tree: dict[str, Any] = {}
     for text in texts:
@@ -157,7 +158,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 def _branches(tree: dict[str, Any]) -> str:
     ends = "" in tree
-    # A run without a choice is taken at once: nesting follows the choices, not the characters.
+    # A run without a choice is one branch: nesting follows the choices, not the characters.
     options = []
     for character, branch in tree.items():
         if character:

@@ -1,8 +1,8 @@
 """Incremental detokenization of one sequence: ids in, tokens with their text and bytes out, cut by stop strings.
 
-The text is made from bytes: it equals `b"".join(bytes of visible tokens).decode("utf-8", "replace")`, however the ids
-were grouped into calls. A token is released once nothing can change it any more, so it waits while a character is
-unfinished (a cut reply shows U+FFFD on its last token) and while the text's end could begin a stop string.
+The text is made from bytes: it equals `b"".join(bytes of visible tokens).decode("utf-8", "replace")`, for any grouping
+of the ids into calls. A token is released once nothing can change it any more. So it waits while a character is
+unfinished (a cut reply shows U+FFFD on its last token), and while the text's end could begin a stop string.
 
     bytes      "Hel"   "lo"   F0 9F   98 80     " ST"   "OP!"      stop = ["STOP"]
     released   "Hel"   "lo"   (wait)  "", "😀"   (wait)  " "        "OP!" is dropped, " ST" keeps its space
@@ -25,11 +25,11 @@ class TextToken(NamedTuple):
 
     Attributes:
         index: its place among the sequence's tokens, from 0.
-        text: what the decoder released at this token: "" while a character is unfinished, the whole character on the
-            token that completes it, the U+FFFD of an unfinished end on the last one.
+        text: the text that the decoder released at this token: "" while a character is unfinished, the whole character
+            on the token that completes it, the U+FFFD of an unfinished end on the last token.
         data: its own raw bytes, cut where a stop string cuts the text.
-        held: bytes of an unfinished character before this token; its alternatives are decoded after them.
-        visible: False where its bytes are in no text (a skipped special token, the end token); `text` is "" then.
+        held: bytes of an unfinished character before this token. Its alternatives are decoded after them.
+        visible: False where its bytes are in no text (a skipped special token, the end token). Then `text` is "".
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
@@ -43,8 +43,8 @@ class TextToken(NamedTuple):
 class _Waiting:
     """A token that is not released yet.
 
-    `start` is where it begins in the text and `settled` the length of safe text at which nothing can change it:
-    the end of its own text, or of the character that its last bytes begin.
+    `start` is its place in the text. `settled` is the length of safe text at which nothing can change it: the end of
+    its own text, or of the character that its last bytes begin.
     """
 
     index: int
@@ -64,17 +64,17 @@ class Detokenizer:
 
     Args:
         tokenizer: gives each id's bytes.
-        stop: stop strings, none of them empty. Where several are complete at the same token, the one that begins first
+        stop: stop strings, none of them empty. If several are complete at the same token, the one that begins first
             counts, and of those the shortest.
         include_stop: the stop string, or the token that ended the request, stays in the text. (An end token that is
             special still falls under `skip_special_tokens`.)
         skip_special_tokens: special tokens are invisible.
         min_tokens: a stop string counts only if a token beyond these many completes it.
-        begins_text: the tokens are a text of their own, not the continuation of a prompt: the first space that a
-            SentencePiece tokenizer puts before it is dropped, from text and bytes.
+        begins_text: the tokens are a text of their own, not the continuation of a prompt. The space that a
+            SentencePiece tokenizer puts before it is dropped from text and bytes.
 
     Attributes:
-        stopped: the stop string that was found. `step` takes no more tokens then.
+        stopped: the stop string that was found. `step` then takes no more tokens.
         num_tokens: tokens taken, up to and including the one that completed the stop string.
     """
 
@@ -115,11 +115,11 @@ class Detokenizer:
         )
 
     def step(self, token_ids: Sequence[int], *, ended: bool = False) -> list[TextToken]:
-        """Takes the next ids (Python ints); returns the tokens that are settled now, in order.
+        """Take the next ids (Python ints). Returns the tokens that are settled now, in order.
 
         Args:
-            ended: the last id is the token that ended the request, an end-of-sequence or stop token. It is in no text
-                unless `include_stop`, as in vLLM.
+            ended: the last id is the token that ended the request, an end-of-sequence or stop token. As in vLLM, it is
+                in no text unless `include_stop`.
         """
         released: list[TextToken] = []
         if self.stopped is not None:
@@ -143,7 +143,7 @@ class Detokenizer:
         return released
 
     def flush(self) -> list[TextToken]:
-        """The tokens that still wait, at the sequence's end: nothing comes after this."""
+        """The tokens that still wait, at the sequence's end. No call may follow."""
         if self._held:
             tail = self._held.decode("utf-8", "replace")
             self._held = b""
@@ -154,10 +154,9 @@ class Detokenizer:
         return self._release(self._length)
 
     def alternative_text(self, token_id: int, held: bytes = b"", *, begins_text: bool = False) -> str:
-        """What another token would have released after the same `held` bytes, alone: "" in mid-character.
+        """The text that another token would have released after the same `held` bytes; "" in mid-character.
 
-        A special token shows its own text. `begins_text`: it stands where the first visible token of a text of its own
-        does.
+        A special token shows its own text. `begins_text`: it is the first visible token of a text of its own.
         """
         piece = self._pieces[token_id]
         if token_id in self._special:
@@ -172,7 +171,7 @@ class Detokenizer:
         self.num_tokens += 1
 
     def _take(self, data: bytes, text: str, rest: bytes) -> bool:
-        """Takes a visible token; True when it completes a stop string."""
+        """Take a visible token. True when it completes a stop string."""
         held, start = self._held, self._length
         if self._drop_space and data:
             self._drop_space = False
@@ -188,7 +187,7 @@ class Detokenizer:
         return self._search(text)
 
     def _search(self, text: str) -> bool:
-        """Looks for a stop string that the newest `text` completes, and cuts there; True when there was one."""
+        """Look for a stop string that the newest `text` completes, and cut there. True when there was one."""
         match = None if self._matcher is None else self._matcher.feed(text)
         if match is None or self.num_tokens <= self._min_tokens:
             return False
@@ -198,10 +197,10 @@ class Detokenizer:
         return True
 
     def _cut(self, end: int) -> None:
-        """Drops the tokens that begin at or after `end`, and trims the one that stands across it.
+        """Drop the tokens that begin at or after `end`, and trim the one that stands across it.
 
-        None that was released reaches beyond: text is safe only up to where a stop string could begin. A token that
-        adds nothing to the text stays if it was settled before the stop string began, however near.
+        No released token reaches beyond, since text is safe only up to the possible beginning of a stop string. A token
+        that adds nothing to the text stays if it was settled before the stop string began.
         """
         kept = [token for token in self._waiting if token.start < end]
         for token in kept:
@@ -218,7 +217,7 @@ class Detokenizer:
         count = 0
         while count < len(waiting) and waiting[count].settled <= safe:
             count += 1
-        # A token that only broke off a character shows nothing by itself: it goes out with the next one that does.
+        # A token that only broke off a character shows nothing by itself. It is released with the next that shows text.
         while 0 < count < len(waiting) and waiting[count - 1].visible and not waiting[count - 1].text:
             count -= 1
         return [waiting.popleft().token() for _ in range(count)]

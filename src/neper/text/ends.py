@@ -1,8 +1,8 @@
-"""The ends of a reply: every token that a model was made to stop at, and where that is said.
+"""The ends of a reply: every token that a model was trained to stop at, and the places that name it.
 
-Files of a model seldom agree: a chat model's config.json may still name its base model's end, and a tokenizer the
-chat's. All of them count. The chat template's own end counts where it is a control token, which a base model does not
-write in running text: so its completions end where they did.
+Files of a model seldom agree: a chat model's config.json may still name its base model's end, while its tokenizer names
+the chat's. All of them count. The chat template's own end counts if it is a control token. A base model does not write
+such a token in running text, so its completions stay the same.
 """
 
 from __future__ import annotations

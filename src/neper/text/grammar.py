@@ -1,7 +1,7 @@
-"""Constraints: what a reply must look like, as pieces of grammar that can be put into one another.
+"""Constraints: the form of a reply, as pieces of grammar that can be put into one another.
 
-Each piece is a grammar of llguidance's (Lark with extensions, or a JSON Schema) under a name, so that what a user wrote
-keeps its own rule names inside what is put around it. `neper.text.matcher` runs them.
+Each piece is a grammar of llguidance's (Lark with extensions, or a JSON Schema) under a name. So a user's grammar keeps
+its own rule names inside the grammar around it. `neper.text.matcher` runs them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from neper.text.tools import FUNCTION_NAME, TOOL_FORMATS
 MAX_CHARACTERS = 256 * 1024
 """The longest grammar, serialised."""
 
-# A space, or a line break and its indentation: whoever likes whitespace must go on with the text some time.
+# A space, or a line break and its indentation. It is bounded, so that a model cannot write whitespace for ever.
 _WHITESPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
-# Text that is certain may come in any tokens, not only in those that the tokenizer would cut it into: which ones is the
-# model's choice, and part of the scores.
+# Text that is certain may come in any tokens, not only in those that the tokenizer would make. The model chooses them,
+# and they are part of the scores.
 _ANY_TOKENS = '%llguidance {"no_forcing": true}'
 _ANYTHING = "/(?s:.*)/"
-# Without \uXXXX a string has one spelling, so that a key that is not a named property's differs from it once parsed.
+# Without \uXXXX a string has one spelling. So a key with another spelling than a named property is another key.
 _JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
 
 
@@ -52,8 +52,8 @@ def json_schema(
     """JSON that a schema allows, with properties in the schema's order.
 
     Args:
-        strict: objects have no other properties than those named, unless `additionalProperties` says more.
-        where: how errors call the schema.
+        strict: objects have no other properties than those named, unless `additionalProperties` allows them.
+        where: the name of the schema in errors.
         param: the request field that errors name.
 
     Raises:
@@ -63,7 +63,7 @@ def json_schema(
 
 
 def regex(pattern: str, *, param: str = "structured_outputs") -> Constraint:
-    """A text that the pattern (the syntax of Rust's `regex`; `\\d` is 0 to 9) matches as a whole."""
+    """A text that the pattern matches as a whole (in the syntax of Rust's `regex`; `\\d` is 0 to 9)."""
     if not pattern:
         raise InvalidRequestError("regex must not be empty", param=param)
     from llguidance import regex_to_lark
@@ -92,7 +92,7 @@ def user_grammar(text: str, *, param: str = "structured_outputs") -> Constraint:
 
         try:
             text = any_to_lark(text)
-        except Exception as error:  # its own class, and those of a parser that was not made for all input
+        except Exception as error:  # its own class, and others that its parser raises for some input
             raise InvalidRequestError(f"the grammar is not valid GBNF: {error}", param=param) from None
     return _lark("grammar", text)
 
@@ -107,15 +107,15 @@ def tool_calls(
     instead: Constraint | None = None,
     param: str = "tools",
 ) -> Constraint:
-    """Calls of these functions, as a model writes them: at least one, and with `parallel` any number.
+    """Calls of these functions in the form of a model: at least one, and with `parallel` any number.
 
     Args:
         format: a name among TOOL_FORMATS.
         functions: OpenAI's function objects: `name`, `parameters`, a schema of the arguments (absent: any object), and
             `strict`, as `json_schema` takes it.
         text: any text may come before the calls, and in place of them.
-        instead: JSON that may come in place of the calls, which then must not be `bare` themselves: a lexer could not
-            tell which it reads.
+        instead: JSON that may come in place of the calls. Their format must then not be `bare`, since a lexer could not
+            distinguish them.
 
     Raises:
         InvalidRequestError: a name that is none or occurs twice, or a schema that is not one of an object.
@@ -150,7 +150,7 @@ def tool_calls(
         start = f"{start} {more}"
     if text:
         start += " | TEXT"
-        # Where calls need no tag, text that begins with a brace is one.
+        # If calls need no tag, text that begins with a brace is one.
         lines.append(f"TEXT: {_without(form.opening)}" + (r" & /[ \t\r\n]*([^ \t\r\n{](?s:.*))?/" if form.bare else ""))
         lines += [] if form.bare else _up_to("lead", form.opening, tokenizer)
     if instead is not None:
@@ -162,11 +162,11 @@ def tool_calls(
 def after_reasoning(constraint: Constraint, open: str, close: str, tokenizer: Tokenizer, *, opened: bool) -> Constraint:
     """The constraint, behind the model's reasoning and up to three line breaks.
 
-    The reasoning ends with the first `close`. A tag that is a control token is that token; any other is text, however
-    it is cut into tokens.
+    The reasoning ends with the first `close`. A tag that is a control token is that token. Any other tag is text, in
+    any tokens.
 
     Args:
-        opened: the prompt has opened the reasoning, so it comes first and must be closed; otherwise it may be left out.
+        opened: the prompt has opened the reasoning, so it comes first and must be closed. Otherwise it may be absent.
     """
     lines = ["block: reasoning BREAKS?", *_up_to("reasoning", close, tokenizer), r"BREAKS: /\n{1,3}/"]
     inner = f"@{constraint.grammars[0]['name']}"
@@ -202,7 +202,7 @@ def _control_token(text: str, tokenizer: Tokenizer) -> int | None:
 
 
 def _up_to(rule: str, tag: str, tokenizer: Tokenizer) -> list[str]:
-    """A rule for any text and the first `tag`, which is a control token or, however it is cut into tokens, text."""
+    """A rule for any text and the first `tag`, which is a control token, or text in any tokens."""
     if _control_token(tag, tokenizer) is None:
         return [f"{rule}[lazy]: {_ANYTHING} {_quoted(tag)}"]
     return [f"{rule}: BEFORE_{rule.upper()} {_tag(tag, tokenizer)}", f"BEFORE_{rule.upper()}: {_without(tag)}"]

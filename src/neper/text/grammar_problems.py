@@ -1,4 +1,4 @@
-"""Why a grammar cannot be used, in the terms of whoever wrote it: a schema's, or a Lark grammar's."""
+"""The reasons why a grammar cannot be used, in the terms of its author: a schema's, or a Lark grammar's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST = 400
 _NOTHING = "no text fits it"
 _TOO_LARGE = "it is too large, or can be read in too many ways at once"
 
-# Words for llguidance's messages, by a part of them. The first that fits counts.
+# Words for llguidance's messages, by a part of them. The first one that fits counts.
 _MESSAGES: tuple[tuple[str, str], ...] = (
     (r"NoExtension", _NOTHING),
     (r"panic|unwrap", "it cannot be read"),
@@ -17,7 +17,7 @@ _MESSAGES: tuple[tuple[str, str], ...] = (
     (r"fuel|LexerTooComplex|Lexer Error|lexer states|grammar size|size limit|too big", _TOO_LARGE),
 )
 
-# The same of schemas. A message that is not here is not shown.
+# The same for schemas. Other messages are not shown.
 _SCHEMA_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"(m\w+) \((\S+)\) is (greater than|equal to) (exclusiveM\w+|m\w+) \((\S+)\)", r"no value fits \1 \2 and \4 \5"),
     (r"(?:required property|property) ('.*?') is unsatisfiable", r"no value fits its required property \1"),
@@ -44,7 +44,7 @@ _SCHEMA_MESSAGES: tuple[tuple[str, str], ...] = (
 
 
 def problem_of(message: str, *, is_schema: bool) -> str:
-    """Words of ours for llguidance's `message` about a grammar."""
+    """Our words for llguidance's `message` about a grammar."""
     message = message.split("<state>")[0].split("<backtrace>")[0].replace("<non-verbose/>", "")
     for pattern, problem in _MESSAGES + (_SCHEMA_MESSAGES if is_schema else ()):
         found = re.search(pattern, message)

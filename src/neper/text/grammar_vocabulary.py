@@ -1,4 +1,4 @@
-"""The vocabulary that grammars are compiled for, as llguidance takes it."""
+"""The vocabulary that grammars are compiled for, in the form that llguidance takes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class GrammarVocabulary(msgspec.Struct, frozen=True):
 
     Attributes:
         size: width of the logits. Ids beyond it are never allowed.
-        tokens: each id's bytes; an id without token has none.
+        tokens: each id's bytes; empty for an id without token.
         control: the ids that are control tokens.
-        ends: the ids that may come where a grammar may end, at least one.
+        ends: the ids that may come where a grammar may end; at least one.
     """
 
     size: int

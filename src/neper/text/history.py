@@ -1,10 +1,10 @@
-"""A conversation as the API says it, and the same in a template's terms.
+"""A conversation in the API's form, and the same in a template's terms.
 
-    plain      text parts joined, nulls left out, arguments as objects: one form, whatever a client sent
-    in_terms   what the template takes: contents, arguments, ids and order as it shows them
+    plain      one form for all clients: text parts joined, nulls left out, arguments as objects
+    in_terms   the form that the template takes: contents, arguments, ids and order as it shows them
 
-A template that shows no calls gets them as text, in the words of Hermes: `<tool_call>` in the assistant's message, and
-results as `<tool_response>` in one of the user's. So a conversation never loses what its model was told.
+A template that shows no calls gets them as text in the form of Hermes: `<tool_call>` in the assistant's message, and
+results as `<tool_response>` in a message of the user. So the model sees everything that is in a conversation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def in_terms(messages: Sequence[Message], terms: TemplateTerms) -> list[Message]:
-    """Plain messages, as a template with these terms takes them."""
+    """Plain messages, in the form that a template with these terms takes."""
     found: list[Message] = []
     names: dict[Any, str] = {}
     for message in messages:
@@ -62,7 +62,7 @@ def new_call_id(terms: TemplateTerms) -> str:
 
 
 def short_id(call_id: Any) -> str:
-    """The id itself where it is 9 letters and digits, else 9 that follow from it, for a call as for its result."""
+    """The id itself if it is 9 letters and digits, else 9 that are made from it: the same for a call and its result."""
     text = str(call_id)
     if len(text) == _SHORT and text.isascii() and text.isalnum():
         return text
@@ -108,7 +108,7 @@ def _part_text(where: str, part: Any) -> str:
 
 
 def _plain_call(call: Any) -> Any:
-    """The API carries arguments as a JSON string; most templates expect the object in it. No text is no arguments."""
+    """A call with the object in its arguments, which the API has as a JSON string. An empty string is no arguments."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
@@ -130,7 +130,7 @@ def _plain_call(call: Any) -> Any:
 
 
 def _calls_of(message: Message) -> list[Mapping[str, Any]]:
-    """The calls of a message that have the form of one; a template shows others as it likes."""
+    """The calls of a message, if all have the right form. A template gets others as they are."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return []
@@ -184,7 +184,7 @@ def _result(message: Message, terms: TemplateTerms, names: Mapping[Any, str], be
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Messages of several calls as several of one, each before its result, for templates that take no others."""
+    """Messages of several calls as messages of one call, each before its result, for templates that need this."""
     found: list[Message] = []
     place = 0
     while place < len(messages):

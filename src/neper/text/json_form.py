@@ -1,7 +1,7 @@
-"""The form of JSON that a reply must have: found in what a model wrote freely, and checked against its schema.
+"""The form of JSON that a reply must have: the JSON is found in a model's free text, and checked against its schema.
 
-Formats and patterns are llguidance's, here as where it constrains, and it reads a text once whatever the pattern.
-Everything else is the jsonschema library's.
+llguidance checks formats and patterns, as it does where it constrains a reply. It reads a text once for any pattern.
+The jsonschema library checks everything else.
 """
 
 from __future__ import annotations
@@ -22,48 +22,49 @@ from neper.text.reader import SPACES
 
 MIN_CHECKS = 50_000
 CHECKS_A_CHARACTER = 10
-"""Bound of the work on one reply: keywords of a schema that are looked at, and 64 characters that a pattern reads.
-It grows with the reply. It is no time: a slow machine must not refuse what a quick one takes.
+"""Bound of the work on one reply, in keywords of a schema that are checked, and 64 characters that a pattern reads.
+
+It grows with the reply. It is not a time, so that slow and fast machines accept the same replies.
 """
 
-MAX_MESSAGE = 300  # characters of what is wrong: it quotes the reply
+MAX_MESSAGE = 300  # characters of an error: it quotes the reply
 
 _FENCE = "```"
 _OPENING = re.compile(r"[{\[]")
 _FORGET = 10_000  # characters; json counts the lines before each error
 
 Keyword = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
-"""How jsonschema asks for a keyword's errors: (validator, the keyword's value, instance, schema)."""
+"""The function of jsonschema for a keyword's errors: (validator, the keyword's value, instance, schema)."""
 
 
 class JsonForm:
-    """A schema that replies are checked against. Trials.check must have let it pass: it knows what is no schema, and
-    that references lead nowhere else.
+    """A schema that replies are checked against. Trials.check must have accepted it: then it is a schema, and its
+    references lead only into it.
     """
 
     def __init__(self, schema: JsonSchema) -> None:
         self._schema = schema
 
     def find(self, text: str) -> tuple[int, int]:
-        """Where the JSON stands in a text: its first character, and the one after its last.
+        """The place of the JSON in a text: its first character, and the one after its last.
 
         It is the first of these that the schema allows:
 
-        1. the whole text, but for white space around it;
-        2. what is in a fence of three backticks, without the rest of the line on which that opens;
-        3. a value that begins with `{` or `[`, read from the text's beginning on. Reading goes on behind a value, and
-           where one fails, at the place where it did (with NaN in it: at its end). So none is taken out of another,
-           and each character is read once.
+        1. the whole text, without white space around it;
+        2. the text in a fence of three backticks, without the rest of the line on which that opens;
+        3. a value that begins with `{` or `[`, read from the text's beginning on. Reading goes on after a value, or at
+           the place where a value failed (with NaN in it: at its end). So no value is part of another, and each
+           character is read once.
 
-        It can take seconds, so it belongs into a thread.
+        It can take seconds: call it in a thread.
 
         Raises:
-            EngineError: there is none; the message says why the first one is not allowed.
+            EngineError: there is none. The message has the reason why the first one is not allowed.
         """
         from jsonschema_specifications import REGISTRY
 
         limits = _Limits(MIN_CHECKS + CHECKS_A_CHARACTER * len(text))
-        # Without a registry it would fetch what a reference names; this one has JSON Schema's own, as llguidance.
+        # Without a registry it would download references. This one has JSON Schema's own schemas, as llguidance has.
         validator = _validator_class()(self._schema, registry=REGISTRY, format_checker=limits)
         problem: str | None = None
         try:
@@ -86,7 +87,7 @@ class _TooMuchError(Exception):
 
 
 class _Limits:
-    """What one search may cost, and the checks of strings that Python's `re` would take for ever to make."""
+    """The limit of one search, and the checks of strings for which Python's `re` could take for ever."""
 
     def __init__(self, checks: int) -> None:
         self._left = checks
@@ -98,7 +99,7 @@ class _Limits:
             raise _TooMuchError
 
     def fits(self, keyword: str, value: str, text: str) -> bool:
-        """Whether a string follows a `pattern` or a `format`."""
+        """True where a string follows a `pattern` or a `format`."""
         self.count(1 + len(text) // 64)
         matcher = self._matchers.get((keyword, value))
         if matcher is None:
@@ -106,7 +107,7 @@ class _Limits:
             grammar = json.dumps({"grammars": [{"name": "json", "json_schema": schema}]})
             matcher = self._matchers[keyword, value] = LLMatcher(bytes_tokenizer(), grammar, log_level=0, limits=LIMITS)
         matcher.reset()
-        # As llguidance wants strings written: DEL is a control character to it. Half a surrogate has no bytes.
+        # llguidance's spelling of strings: DEL is a control character to it. Half a surrogate has no bytes.
         data = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace")
         whole = matcher.try_consume_tokens(list(data)) == len(data)
         if matcher.is_error():
@@ -115,18 +116,18 @@ class _Limits:
 
 
 _Found = tuple[Any, int, int]
-"""A value, where it begins, and where it ends."""
+"""A value, its beginning, and its end."""
 
 
 class _Decoder:
-    """Python's JSON without what it allows beyond JSON."""
+    """Python's JSON decoder without its extensions of JSON."""
 
     def __init__(self) -> None:
         self._constants: list[str] = []
         self._decoder = json.JSONDecoder(parse_constant=self._constants.append, parse_int=_integer)
 
     def read(self, text: str, start: int) -> tuple[Any, int]:
-        """The value that begins at `start`, and where it ends. Raises JSONDecodeError."""
+        """The value that begins at `start`, and its end. Raises JSONDecodeError."""
         self._constants.clear()
         value, end = self._decoder.raw_decode(text, start)
         if self._constants:
@@ -134,7 +135,7 @@ class _Decoder:
         return value, end
 
     def whole(self, text: str) -> Any:
-        """The value that all of a text is. Raises JSONDecodeError."""
+        """The value of a whole text. Raises JSONDecodeError."""
         value, end = self.read(text, 0)
         if end != len(text):
             raise json.JSONDecodeError("More text", text, end)
@@ -146,7 +147,7 @@ def _integer(digits: str) -> int | float:
 
 
 def _values(text: str) -> Iterator[_Found]:
-    """The values that JsonForm.find looks at, in its order. Reads the text twice at most."""
+    """The values that JsonForm.find tries, in its order. Reads the text twice at most."""
     decoder = _Decoder()
     yield from _whole(decoder, text, 0)
     place = 0
@@ -168,7 +169,7 @@ def _values(text: str) -> Iterator[_Found]:
 
 
 def _whole(decoder: _Decoder, text: str, place: int) -> Iterator[_Found]:
-    """The value that a text is, if it is one; the text stands at `place` of a larger one."""
+    """The value of a whole text, if it is one. The text stands at `place` in a larger one."""
     inner = text.strip(SPACES)
     try:
         value = decoder.whole(inner)
@@ -179,7 +180,7 @@ def _whole(decoder: _Decoder, text: str, place: int) -> Iterator[_Found]:
 
 
 def _why_not(text: str) -> str:
-    """What is wrong with a text in which no JSON is."""
+    """The defect of a text without JSON in it."""
     inner = text.strip(SPACES)
     if not inner:
         return "is empty, and should be JSON"
@@ -197,9 +198,9 @@ def _where(error: Any) -> str:
 
 @functools.cache
 def _validator_class() -> Any:
-    """The keywords of JSON Schema's latest draft, and what llguidance takes of older ones. Each is counted.
+    """The keywords of JSON Schema's latest draft, and those of older ones that llguidance takes. Each is counted.
 
-    The limits travel as the format checker: that is what validators of parts of a schema inherit.
+    The limits travel as the format checker, since validators of parts of a schema inherit it.
     """
     from jsonschema import Draft7Validator, Draft202012Validator
     from jsonschema.exceptions import ValidationError

@@ -1,8 +1,7 @@
-"""JSON Schemas as users send them, made into ones that a grammar holds exactly.
+"""JSON Schemas from users, made into schemas that a grammar holds exactly.
 
-llguidance passes over keywords that it does not know, reads numbers as float64 and says what is wrong in its own terms.
-So a schema is read here first: what cannot be held is refused by its path, and the rest is written anew without what
-only annotates.
+llguidance ignores unknown keywords, reads numbers as float64, and reports errors in its own terms. So a schema is read
+here first. Parts that cannot be held are refused by their path. The rest is written anew, without annotations.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from neper.text.schema_references import References, Unresolved
 from neper.text.schema_unions import Unions
 
 Path = tuple[Any, ...]
-"""Where a subschema is: () for the schema itself, else the path of what it is in, then a name or a place in a list.
+"""The path of a subschema: () for the schema itself, else the path of its parent, then a name or a place in a list.
 
 Names can be long and their schemas many, so a path is written out only in an error.
 """
@@ -37,7 +36,7 @@ MAX_OPTIONS = 100
 
 _LONGEST_NAME = 80  # of a name in an error
 
-# Lists and objects up to their largest size are written out.
+# Grammars write out lists and objects up to their largest size.
 _LARGEST = {"maxItems": 100_000, "minItems": 100_000, "maxProperties": 100_000, "minProperties": 100_000}
 _LARGEST_LENGTH = 2**31 - 1
 
@@ -50,7 +49,7 @@ _CONSTRAINTS = """
     minLength maxLength pattern format
     minimum maximum exclusiveMinimum exclusiveMaximum multipleOf
 """
-# Those that say something about values without constraining them; the last line is OpenAPI's.
+# Keywords that describe values without constraining them. The last line is OpenAPI's.
 _ANNOTATIONS = """
     $schema $id id $anchor $defs definitions $comment $vocabulary title description default deprecated readOnly
     writeOnly examples contentMediaType contentEncoding contentSchema
@@ -67,16 +66,16 @@ _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength"
 
 
 def held_schema(schema: JsonSchema, where: str, param: str, *, closed: bool = False) -> dict[str, Any]:
-    """The schema as llguidance holds a reply to it: no reply breaks what was sent.
+    """The schema in llguidance's form: every reply that fits it fits the user's schema.
 
-    It may be narrower. Numbers behind an exclusive bound begin at the next one of 15 digits, beside 0 at 1e-22, or have
-    at most 9 decimals. Multiples have at most 15 digits.
+    It may be narrower. Numbers after an exclusive bound begin at the next number of 15 digits, beside 0 at 1e-22, or
+    have at most 9 decimals. Multiples have at most 15 digits.
     Strings have no control characters besides backspace, tab, line feed, form feed and carriage return.
 
     Args:
-        where: how errors call the schema, `response_format.json_schema.schema` say.
+        where: the name of the schema in errors, such as `response_format.json_schema.schema`.
         param: the request field that errors name.
-        closed: objects have no other properties than those named, where `additionalProperties` does not say more.
+        closed: objects have no other properties than those named, unless `additionalProperties` allows them.
 
     Raises:
         InvalidRequestError: something that cannot be held, or that is no schema.
@@ -103,7 +102,7 @@ class _Reader:
         self._values = 0
         self._refs: list[tuple[dict[str, Any], str, Path]] = []  # where each is written, its pointer and path
         draft = schema.get("$schema")
-        # In older drafts it means nothing; all other keywords are held, whatever the draft.
+        # In older drafts it has no meaning. All other keywords are held for every draft.
         self._unknown_to_draft = {"prefixItems"} if draft is not None and "2020-12" not in str(draft) else set()
         self._multiples = schema_numbers.Multiples()
 
@@ -114,7 +113,7 @@ class _Reader:
             if not isinstance(target, bool) and id(target) not in self._seen:
                 raise self._error(path, f"{pointer!r} refers to something that is no schema")
             node["$ref"] = self._references.renamed(pointer)
-        # Only now: these look along references, whose targets have been read.
+        # Only now, since these follow references, whose targets have been read.
         if (loop := self._references.loop(schema for schema, _ in self._seen.values())) is not None:
             raise self._error(self._seen[id(loop)][1], "refers to itself without an end")
         for schema, path in self._seen.values():
@@ -142,7 +141,7 @@ class _Reader:
         return InvalidRequestError(f"{where}: {problem}", param=self._param)
 
     def _node(self, node: Any, path: Path, depth: int, *, named: bool) -> Any:
-        """A subschema, written anew. `named`: it has an $id of its own, or is inside one that has."""
+        """A subschema, written anew. `named`: it has an $id of its own, or is inside a schema that has one."""
         if isinstance(node, bool):
             return node
         if not isinstance(node, Mapping):
@@ -167,7 +166,7 @@ class _Reader:
         except ValueError as error:
             raise self._error(path, str(error)) from None
         if new.get("minProperties", 0) > len(set(new.get("required", ()))) + 1:
-            # A key may come twice, and then counts once.
+            # A key may come twice, and counts once.
             raise self._error(path, "minProperties can be at most one more than there are required properties")
         if "format" in new:
             self._hold_format(new, path)
@@ -186,7 +185,7 @@ class _Reader:
         return new
 
     def _check_keywords(self, node: Mapping[str, Any], path: Path) -> None:
-        """Every keyword constrains, is known not to, or is a vendor's (`x-…`)."""
+        """Check that every keyword is a constraint, a known annotation, or a vendor's (`x-…`)."""
         for keyword, value in node.items():
             known = keyword in _KEYWORDS or (keyword.startswith("x-") and keyword != "x-guidance")
             if (not known and not _says_nothing(keyword, value)) or keyword in self._unknown_to_draft:
@@ -298,7 +297,7 @@ class _Reader:
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:
-    """A keyword that is not held, with a value that allows everything."""
+    """True for a keyword that is not held, if its value allows everything."""
     if keyword == "propertyNames":
         return value is True or (
             (isinstance(value, Mapping) and all(name in _ANNOTATIONS.split() for name in value if name != "type"))

@@ -1,4 +1,4 @@
-"""The texts in a JSON value, wherever they stand in it."""
+"""The texts in a JSON value, at every depth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All strings in a value, names of members too. However deep it is nested, it takes no stack."""
+    """All strings in a value, names of members too. Deep values take no stack."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""Grammars at work: compiled for a tokenizer, and which ids they let come next."""
+"""Grammars at work: compiled for a tokenizer, with the ids that may come next."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from neper.text.tokenizer import Tokenizer
 from neper.types import Int32Array
 
 # The defaults refuse lists of words over a vocabulary of 150,000 (items of a step), and rules with more than 1,000
-# optional parts or 2,000 alternatives (items of a row). Time is bounded by what follows.
+# optional parts or 2,000 alternatives (items of a row). The constants below bound the time.
 LIMITS = LLParserLimits(step_max_items=150_000, max_items_in_row=20_000, verbose_errors=False)
 
 QUICK_SECONDS = 0.001
-"""CPU time for a token and the mask after it up to which a grammar is quick, so that a step can wait for it.
+"""Most CPU time of a quick grammar for a token and the mask after it. A step can wait for a quick grammar.
 
 Schemas of 3 to 300 properties, over Qwen's 151,936 ids: 0.02 ms at the median, 0.1 at the 90th percentile, 1 at most.
 """
 STEP_SECONDS = 0.01
 """CPU time that a grammar may take for each token."""
 SPARE_SECONDS = 0.25
-"""The most that it may take beyond that in all; those schemas took 0.005 in 8,400 tokens. Then its request is ended."""
+"""The most that it may take beyond that in all. Then its request ends. Those schemas took 0.005 in 8,400 tokens."""
 
-# A grammar that took long is likely to do so again soon: each token later, this much of its time still counts.
+# A grammar that took long may do so again soon: per token, this share of its time still counts.
 _FADING = 0.9
-# Compiled grammars that are kept, so that each is compiled once; those that took long are kept beside the others.
+# Compiled grammars that are kept, so that each is compiled once. Slow ones have places of their own.
 _KEPT = 64
 _KEPT_LONG = 32
 _LONG_SECONDS = 0.05
 
 
 class Matcher:
-    """How far a text has followed its grammar.
+    """The state of a text within its grammar.
 
     Args:
         matcher: llguidance's, at the beginning.
@@ -49,8 +49,8 @@ class Matcher:
 
     Attributes:
         seconds: CPU time that a token and the mask after it took lately.
-        slow: that is more than QUICK_SECONDS.
-        mask: [ceil(V/32)] int32, which ids may come next, where that is kept until the next token.
+        slow: True where that is more than QUICK_SECONDS.
+        mask: [ceil(V/32)] int32, the ids that may come next, if they are kept until the next token.
     """
 
     def __init__(self, matcher: LLMatcher, exists: Int32Array) -> None:
@@ -63,13 +63,13 @@ class Matcher:
         self.mask: Int32Array | None = None
 
     def copy(self) -> Matcher:
-        """Another one that stands at the same place."""
+        """Another matcher at the same place."""
         other = copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False where it does not fit."""
+        """Go on by a token. False where it does not fit."""
         self._leave()
         start = time.thread_time()
         fits = self._matcher.consume_token(token_id)
@@ -77,7 +77,7 @@ class Matcher:
         return fits
 
     def advance(self, token_id: int) -> bool:
-        """Go on by a token and keep the mask after it, for threads beside others: Python's lock is free meanwhile.
+        """Go on by a token and keep the mask after it. Python's lock is free meanwhile, for other threads.
 
         The token's own time is not known here. It is less than that of the mask before it, which tries that token too.
         """
@@ -88,25 +88,25 @@ class Matcher:
         return fits
 
     def keep_mask(self) -> None:
-        """Find which ids may come next, and keep that until a token comes."""
+        """Find the ids that may come next, and keep them until a token comes."""
         words = np.empty_like(self._exists)
         self.fill(words)
         self.mask = words
 
     @property
     def finished(self) -> bool:
-        """Nothing but an end token may follow."""
+        """True where only an end token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def error(self) -> str | None:
-        """What went wrong: a token that did not fit, or a grammar that outgrew the limits of one step."""
+        """The error: a token that did not fit, or a grammar beyond the limits of one step. None without one."""
         if self._spare < 0:
             return f"it takes more than {1000 * STEP_SECONDS:g} ms a token, and {SPARE_SECONDS:g} s beyond that"
         return problem_of(self._matcher.get_error(), is_schema=False) if self._matcher.is_error() else None
 
     def fill(self, words: Int32Array) -> None:
-        """Write which ids may come next.
+        """Write the ids that may come next.
 
         Args:
             words: [ceil(V/32)] int32; bit i of word w is set where id 32 * w + i may come. None is after an error.
@@ -129,7 +129,7 @@ class Matcher:
         return ids
 
     def _leave(self) -> None:
-        """Forget what belongs to the last token."""
+        """Forget the results of the last token."""
         self.mask = None
         self._took = 0.0
         self._faded = _FADING * self.seconds
@@ -151,8 +151,8 @@ class Matcher:
 def fill_masks(matchers: Sequence[Matcher], words: Int32Array) -> None:
     """`Matcher.fill` for several at once, in parallel. `words`: [n, ceil(V/32)] int32, C-contiguous.
 
-    Together they cannot be measured. If they take longer than quick ones would one after the other, all count as slow
-    until each was measured alone.
+    Their times cannot be measured together. If they take longer than quick ones would one after the other, all count as
+    slow until each was measured alone.
     """
     together = [row for row, matcher in enumerate(matchers) if matcher.mask is None and matcher._spare >= 0]
     if len(together) == 1:
@@ -176,9 +176,9 @@ def _executor() -> LLExecutor:
 
 
 class _ThreadOwn(threading.local):
-    """What a thread needs to go on by a token while others hold Python's lock.
+    """The means of a thread to go on by a token without holding Python's lock.
 
-    llguidance lets go of that lock only where several matchers go on at once, so an idle one, in error, comes along.
+    llguidance releases that lock only where several matchers go on at once. So an idle one, in error, comes along.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class Grammars:
         return None
 
     def matcher(self, text: str) -> Matcher:
-        """A matcher at the beginning of a grammar, which should have been tried. It keeps its first mask.
+        """A matcher at the beginning of a grammar, with its first mask. The grammar should have had its trial before.
 
         Raises:
             InvalidRequestError: the grammar is not valid.

@@ -1,9 +1,9 @@
-"""A message as its text becomes one: which of its tokens are content, reasoning, and the names and arguments of calls.
+"""A message from its text: tokens of content, of reasoning, and of the names and arguments of calls.
 
     [reasoning tag] reasoning [tag] content [calls] content …
 
-Newlines after a reasoning tag and before the closing one belong to the form, as does the space around calls. What
-looks like a call and is none, and a tag in another place, are content. Reasoning holds no calls.
+Newlines after a reasoning tag and before the closing one belong to the form, as does the space around calls. Text that
+only looks like a call, and a tag in another place, are content. Reasoning holds no calls.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from neper.text.tools import CallReader, MadeCall, ToolFormat
 
 
 class MessageParser:
-    """One message's fields. `step` takes the tokens of a Detokenizer in order, invisible ones too; however they are
-    grouped, the pieces are the same.
+    """One message's fields. `step` takes the tokens of a Detokenizer in order, invisible ones too.
+
+    The pieces do not depend on the grouping of the tokens.
 
     The pieces of a field join to its text, and their bytes to its bytes. A token without a part in any field (tags,
     the JSON around names and arguments, the end) is in no piece. Arguments are the model's own text.
@@ -29,11 +30,11 @@ class MessageParser:
         opened: the prompt has begun the reasoning.
         tools: the form in which the model writes calls; None where it is told of no tools.
         reads_calls: False where calls are content, with their tags, as all other text is.
-        parallel: there may be more than one call. Else the message ends where the arguments of the first one do.
+        parallel: there may be more than one call. Otherwise the message ends after the arguments of the first one.
 
     Attributes:
         reasons: the message may have reasoning.
-        end: number of tokens up to that end of the message, once it is there; the tokens after it are not taken.
+        end: the number of tokens up to that end of the message, once it is there. Later tokens are not taken.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class MessageParser:
         return MadeCall() if self._calls is None else self._calls.made[call]
 
     def step(self, tokens: Iterable[TextToken]) -> list[FieldPiece]:
-        """Takes the next tokens; returns the pieces of those that are final now, in order."""
+        """Take the next tokens. Returns the pieces of those that are final now, in order."""
         reader = self._reader
         if self._plain and not reader.num_waiting:
             return self._content_alone(tokens)
@@ -89,7 +90,7 @@ class MessageParser:
         return reader.release(final=self.end is not None)
 
     def flush(self) -> list[FieldPiece]:
-        """The pieces of the tokens that still wait, at the message's end: nothing comes after this."""
+        """The pieces of the tokens that still wait, at the message's end. No call may follow."""
         self._reader.final = True
         if self.end is None:
             next(self._message, None)
@@ -115,7 +116,7 @@ class MessageParser:
         while not reader.final:
             reader.decide("content", -1, reader.length)
             yield
-        # One more, for tokens at the end that spell nothing.
+        # One character more, for tokens at the end that spell nothing.
         reader.decide("content", -1, reader.length + 1)
 
     def _reasoning(self, tags: ReasoningTags, opened: bool) -> Reading[None]:

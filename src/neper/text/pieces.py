@@ -1,8 +1,8 @@
-"""Long texts are encoded piece by piece, so that whoever waits for the ids can leave, or has enough, in between.
+"""Encoding of long texts piece by piece, so that it can be ended in between: when nobody waits, or at too many ids.
 
-A piece ends between a letter and a space, where a tokenizer is known to begin anew. Of tokenizers where that is not
-known, and of texts without such a place, all is one piece; then its beginnings are encoded first, each twice as long
-as the one before, so that what is far too long is known without encoding all of it.
+A piece ends between a letter and a space, if the tokenizer is known to begin anew there. For other tokenizers, and
+texts without such a place, the whole text is one piece. Its beginnings are then encoded first, each twice as long as
+the one before. So a text that is far too long is refused without encoding all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 Progress = Callable[[int], None]
-"""progress(ids): there are at least so many; what it raises ends the encoding."""
+"""progress(ids): there are at least so many ids. An error from it ends the encoding."""
 
 PIECE = 32 * 1024
 """Characters of a piece, about: 20 ms of work."""
@@ -27,11 +27,11 @@ _PROBES = ("the fox", "I'm he", "x's y", "Ab cD", "we'LL go", "ЖЖ a b c", "1a 
 
 
 class PieceEncoder:
-    """Encodes long texts with a backend, whose special tokens around a text it does not add.
+    """Encodes long texts with a backend, without the special tokens around a text.
 
     Attributes:
         begins_anew: the ids of a text are those of its pieces, one after the other.
-        longest: most characters that an id stands for; None where there is no such bound.
+        longest: most characters of an id; None where there is no such bound.
     """
 
     def __init__(self, backend: Backend, longest: int) -> None:
@@ -41,14 +41,14 @@ class PieceEncoder:
         self.longest = longest if self.begins_anew and _covers_text(backend, steps) else None
 
     def encode(self, text: str, progress: Progress) -> array[int]:
-        """Raises TypeError for a text that UTF-8 cannot spell."""
+        """Ids of a text. Raises TypeError for a text that UTF-8 cannot spell."""
         if self.longest:
             progress(-(-len(text) // self.longest))
         ids = array("I")
         for piece in self._pieces(text):
             size = 2 * PIECE
             while 2 * size < len(piece):
-                # The rest can change the last ids, but never half of them.
+                # More text can change the last ids, but never half of them.
                 progress(len(ids) + len(self._encode(piece[:size])) // 2)
                 size *= 2
             ids.extend(self._encode(piece))
@@ -68,7 +68,7 @@ class PieceEncoder:
 
 
 def _begins_anew(backend: Backend, steps: list[dict[str, Any]]) -> bool:
-    """Words are split from the space after them by a regular expression that looks at nothing before it."""
+    """True where a regular expression without look-behind splits words from the space after them."""
     if not isinstance(backend.model, BPE) or backend.model.dropout:
         return False
     if any(step["type"] != "NFC" for step in _steps(backend.normalizer)):
@@ -100,7 +100,7 @@ def _splits(step: dict[str, Any]) -> bool:
 
 
 def _covers_text(backend: Backend, steps: list[dict[str, Any]]) -> bool:
-    """No character of a text goes without an id: none is dropped, joined or taken in by the token beside it."""
+    """True where every character of a text has an id: none is dropped, joined or taken in by the token beside it."""
     return (
         backend.normalizer is None
         and any(step["type"] == "ByteLevel" for step in steps)

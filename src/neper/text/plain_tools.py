@@ -10,7 +10,7 @@ The functions stand at the end of the system's message (at the beginning of the 
     {"name": <name>, "arguments": <JSON object>}
     </tool_call>
 
-A call that was made is text of that form, after what else the assistant said. Results are the user's:
+A call that was made is text of that form, after the assistant's other text. Results are messages of the user:
 
     <tool_response>
     noon
@@ -36,7 +36,7 @@ _PROBE = "neper looks for this text"
 
 
 def shows_system_message(tokenizer: Tokenizer) -> bool:
-    """True where the model's template writes what a system's message says."""
+    """True where the model's template writes the content of a system message."""
     probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hello"}]
     try:
         token_ids = tokenizer.apply_chat_template(probe)
@@ -48,7 +48,7 @@ def shows_system_message(tokenizer: Tokenizer) -> bool:
 def with_plain_tools(
     messages: Sequence[JsonObject], functions: Sequence[JsonObject], *, system: bool
 ) -> list[JsonObject]:
-    """The conversation with all that it has of tools as text.
+    """The conversation with its functions, calls and results as text.
 
     Args:
         messages: OpenAI's message objects, their content text or text parts.
@@ -71,7 +71,7 @@ def with_plain_tools(
 
 
 def _described(messages: list[JsonObject], functions: Sequence[JsonObject], role: str) -> list[JsonObject]:
-    """With a description of the functions in the first message, if it is of that role, else in one before it."""
+    """The messages with a description of the functions: in the first one if it has that role, else before it."""
     lines = [json.dumps(function, ensure_ascii=False) for function in functions]
     description = f"{_BEFORE}{chr(10).join(lines)}{_AFTER}"
     first, *rest = messages

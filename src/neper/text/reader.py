@@ -1,7 +1,7 @@
-"""A reader of text that arrives token by token: methods that read on, and wait where the text does.
+"""A reader of text that arrives token by token. Its methods read on, and wait for more text.
 
-They are generators that yield while there is not enough text, so a grammar is written as if all of it were there:
-`name = yield from reader.string()`. Each takes a character up once, so reading is linear in the text.
+They are generators that yield while there is not enough text. So a grammar is written as if the whole text were there:
+`name = yield from reader.string()`. Each character is read once, so reading is linear in the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
 class Reader(TokenText):
     """Attributes:
-    at: the place that is read next.
+    at: the next place to read.
     final: no more text comes.
     """
 
@@ -34,13 +34,13 @@ class Reader(TokenText):
         self.final = False
 
     def peek(self) -> Reading[str]:
-        """The next character, which is not taken; "" at the end of the text."""
+        """The next character, without taking it; "" at the end of the text."""
         while self.at == self.length and not self.final:
             yield
         return self.text(self.at, self.at + 1)
 
     def literal(self, expected: str) -> Reading[bool]:
-        """Takes `expected` where it stands here; else nothing."""
+        """Take `expected` if it stands here."""
         while True:
             there = self.text(self.at, self.at + len(expected))
             if there == expected:
@@ -51,12 +51,12 @@ class Reader(TokenText):
             yield
 
     def skip(self, characters: str = SPACES) -> Reading[None]:
-        """Takes the characters that are among those."""
+        """Take characters while they are among these."""
         while (next_one := (yield from self.peek())) and next_one in characters:
             self.at += 1
 
     def string(self) -> Reading[Range | None]:
-        """Takes a JSON string; where what is between its quotes stands, or None where there is none."""
+        """Take a JSON string. Returns the place of the text between its quotes, or None where there is no string."""
         if not (yield from self.literal('"')):
             return None
         start, escaped = self.at, False
@@ -68,8 +68,9 @@ class Reader(TokenText):
         return None
 
     def brackets(self, depth: int = 0, *, call: int | None = None) -> Reading[bool]:
-        """Reads on to the end of the JSON object that begins here, or inside which this is, at `depth`; False where
-        the text ends before. It belongs to the arguments of `call` as it comes.
+        """Read on to the end of the JSON object that begins here, or in which this place is at `depth`.
+
+        False where the text ends before. The text belongs to the arguments of `call`.
         """
         string = escaped = False
         while True:
@@ -95,11 +96,12 @@ class Reader(TokenText):
             yield
 
     def until(self, tag: str, field: Field, spaces: str) -> Reading[bool]:
-        """Reads on to `tag`; False where it does not come. What is before it belongs to `field`, but for `spaces`
-        right before the tag, which stay undecided.
+        """Read on to `tag`. False where it does not come.
+
+        The text before it belongs to `field`, except `spaces` directly before the tag, which stay undecided.
         """
         while True:
-            # What is undecided before this is space, and has no part in a tag.
+            # Undecided text before this is space, and not part of a tag.
             start = max(self.decided, self.at - len(tag) + 1)
             text = self.text(start)
             place = text.find(tag)
@@ -118,7 +120,7 @@ class Reader(TokenText):
 
 
 def _num_begun(text: str, tag: str) -> int:
-    """Length of the end of `text` that `tag` could begin with."""
+    """The length of the end of `text` that could begin `tag`."""
     if tag[0] not in text[1 - len(tag) :]:
         return 0
     for length in range(min(len(text), len(tag) - 1), 0, -1):

@@ -1,4 +1,4 @@
-"""Reasoning: between which tags a model thinks, and whether a prompt leaves its thinking open."""
+"""Reasoning: the tags around a model's thinking, and prompts that leave it open."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class ReasoningTags(NamedTuple):
     close: str
 
     def opened_by(self, prompt: str) -> bool:
-        """A prompt that ends like this has begun the thinking."""
+        """True for a prompt that has begun the thinking."""
         return prompt.rstrip().endswith(self.open)
 
     def closed_by(self, prompt: str) -> bool:
-        """A prompt that ends like this has ended the thinking, so none comes."""
+        """True for a prompt that has ended the thinking, so that none comes."""
         return prompt.rstrip().endswith(self.close)
 
 
@@ -27,11 +27,11 @@ REASONING_TAGS = {
 }
 
 REASONING_PARSERS = (*REASONING_TAGS, "none")
-"""What a configuration can name."""
+"""The names in a configuration."""
 
 
 def reasoning_tags(tokenizer: Tokenizer, parser: str | None = None) -> ReasoningTags | None:
-    """The tags of a model, by the name of a parser or read off its chat template and its tokens; None: it has none.
+    """The tags of a model, by the name of a parser, or read from its chat template and its tokens; None: it has none.
 
     Raises:
         StartupError: no parser has that name.

@@ -1,4 +1,4 @@
-"""Numbers of schemas, which llguidance reads as float64, in a form in which it holds them exactly."""
+"""Numbers of schemas, in a form in which llguidance, which reads float64, holds them exactly."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 EXACT = 2**53
 INEXACT = "has more digits than can be held exactly (integers: up to 2^53)"
 
-# The reader of llguidance's JSON rounds a decimal right where it is an exact float64 integer divided by another.
+# llguidance's JSON reader rounds a decimal correctly if it is an exact float64 integer divided by another.
 _DECIMALS = 22
-# Decimals of up to 15 digits are in the order of their float64 values, and no two have the same.
+# Decimals of up to 15 digits are in the order of their float64 values, which all differ.
 _DIGITS = 15
-# Together they have as many digits.
+# Numbers below the second with the decimals of the first have at most 15 digits.
 _SHORT, _MOST_SHORT = 1e-9, 1e6
 _LARGEST_MULTIPLE = 2**32 - 1
 _LARGEST_COMMON_MULTIPLE = 2**16 - 1  # the product of two such fits into llguidance's 32 bits
 
 
 def is_exact(value: float) -> bool:
-    """llguidance reads the number as it is written, and compares a reply's with it as it is written."""
+    """True where llguidance reads the number exactly, and compares a reply's number with it exactly."""
     if not math.isfinite(value) or abs(value) > EXACT:
         return False
     return isinstance(value, int) or _is_exact(Decimal(repr(value)))
@@ -36,7 +36,7 @@ class Multiples:
 
     def __init__(self) -> None:
         self.joined = False
-        """There is a keyword by which a schema meets itself or another."""
+        """True where a keyword joins a schema with itself or another."""
         self._found: list[tuple[int, int]] = []  # coefficient and decimals
         self._short: list[tuple[dict[str, Any], str, str, float]] = []
 
@@ -47,9 +47,9 @@ class Multiples:
         self._short.append((node, keyword, exclusive, value))
 
     def finish(self) -> None:
-        """Make bounds exclusive again where a limit of decimals does instead.
+        """Make bounds exclusive again, with a limit of decimals, if that is possible.
 
-        An inclusive bound of many digits would let none of its beginnings come: 0.9 below 1 would have to be 0.90.
+        With an inclusive bound of many digits, its own beginnings could not come: 0.9 below 1 would have to be 0.90.
         """
         for node, keyword, exclusive, value in () if self._found else self._short:
             del node[keyword]
@@ -69,8 +69,8 @@ class Multiples:
 def hold(node: dict[str, Any], multiples: Multiples) -> None:
     """Rewrite a schema's bounds, in place.
 
-    A decimal below an exclusive bound may be read as the bound itself, so exclusive bounds become inclusive ones at the
-    next number of 15 digits: rounding keeps the order, so what is within those is so once it is read.
+    A decimal below an exclusive bound may be read as the bound itself. So exclusive bounds become inclusive ones at the
+    next number of 15 digits. Rounding keeps the order, so numbers within those stay within them.
 
     Raises:
         ValueError: a keyword that is no number, or cannot be held exactly.
@@ -97,7 +97,7 @@ def hold(node: dict[str, Any], multiples: Multiples) -> None:
 
 
 def _is_short(value: Any, direction: int) -> bool:
-    """An exclusive bound away from zero, below which numbers of the decimals of _SHORT have few digits."""
+    """True for an exclusive bound away from zero, below which numbers with the decimals of _SHORT have few digits."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value * direction < _MOST_SHORT:
         return False
     return len(Decimal(repr(value)).normalize().as_tuple().digits) <= _DIGITS
@@ -130,7 +130,7 @@ def _next(value: float, direction: int) -> float:
 
 
 def _multiple(value: Any) -> tuple[int, int]:
-    """Coefficient and number of decimals, as llguidance finds them."""
+    """The coefficient and the number of decimals that llguidance finds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ValueError("multipleOf must be a number above 0")
     exact = Decimal(repr(value)).normalize()

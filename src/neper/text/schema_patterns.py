@@ -1,4 +1,4 @@
-"""Patterns and formats of strings, as llguidance holds them."""
+"""Patterns and formats of strings, in the form that llguidance holds."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ FORMATS: dict[str, tuple[str | None, str | None]] = {
     "uuid": ("uuid", None),
     **{f"uuid{version}": ("uuid", f"^.{{14}}{version}.{{4}}[89abAB]") for version in (1, 3, 4, 5)},
 }
-"""Formats that replies are held to: llguidance's name, and a pattern that says more or all."""
+"""Formats that replies are held to: llguidance's name, and a pattern in addition or alone."""
 
 _UNHELD = """
     password byte binary int32 int64 float double
     uri-reference uri-template iri iri-reference idn-email idn-hostname json-pointer relative-json-pointer regex
 """
 UNHELD_FORMATS = frozenset(_UNHELD.split())
-"""Formats that are taken as what JSON Schema says they are: annotations."""
+"""Formats that are only annotations, as JSON Schema permits."""
 
 
 def as_llguidance(pattern: str) -> str:
-    """An ECMAScript pattern in Rust's syntax, where they write the same otherwise."""
+    """An ECMAScript pattern in Rust's syntax."""
     parts: list[str] = []
     place, inside = 0, False
     while place < len(pattern):

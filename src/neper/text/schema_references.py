@@ -1,4 +1,4 @@
-"""References inside a schema: what each stands for, and whether following them ever ends."""
+"""References inside a schema: their targets, and their loops."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-# References that become known one after the other take a round each; nobody writes so many.
+# References that depend on one another take a round each. Nobody writes so many.
 _ROUNDS = 16
 
 
 class Unresolved(Exception):
-    """A reference that leads nowhere; the message says why."""
+    """A reference that leads nowhere. The message has the reason."""
 
 
 class References:
@@ -32,11 +32,11 @@ class References:
         return self._targets[pointer]
 
     def rename(self, container: Any, segment: str, written: tuple[str, ...]) -> None:
-        """Note that a schema's part under `segment` is written elsewhere in it."""
+        """Note that the part of a schema under `segment` is written elsewhere in it."""
         self._renamed[id(container), segment] = written
 
     def renamed(self, pointer: str) -> str:
-        """The reference, to where its target is written."""
+        """The reference to the place where its target is written."""
         node: Any = self._schema
         found = ["#"]
         for segment in _segments(pointer):
@@ -45,7 +45,7 @@ class References:
         return "/".join(found)
 
     def loop(self, nodes: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """A subschema that applies itself again to the very value that it applies to, or None.
+        """A subschema that applies itself again to the same value, or None.
 
         `nodes`: all of its subschemas.
         """
@@ -69,14 +69,14 @@ class References:
         return None
 
     def _in_place(self, node: Mapping[str, Any]) -> Iterator[Any]:
-        """The schemas that a schema applies to the value that it applies to."""
+        """The schemas that a schema applies to its own value."""
         if "$ref" in node:
             yield self.target(node["$ref"])
         for keyword in ("allOf", "anyOf", "oneOf"):
             yield from node.get(keyword, ())
 
     def has_value(self, nodes: Iterable[Mapping[str, Any]]) -> bool:
-        """Some value of finite size fits the schema, as far as its references decide that.
+        """True where a value of finite size can fit the schema, as far as its references show.
 
         `nodes`: all of its subschemas.
         """
@@ -92,7 +92,7 @@ class References:
         return True
 
     def _add_possible(self, node: Mapping[str, Any], known: set[int]) -> bool:
-        """Add a subschema to those that are known to have a value, if those make it one."""
+        """Add a subschema to those that are known to have a value, if it follows from those."""
         if self._is_possible(node, known):
             known.add(id(node))
             return True

@@ -1,4 +1,4 @@
-"""Schemas side by side: whether one value may fit two of them, and which give an object its properties."""
+"""Schemas side by side: pairs that no value fits both of, and schemas that name an object's properties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Node = Mapping[str, Any]
 
 
 class Unions:
-    """Comparisons between the subschemas of one schema, whose references all lead somewhere."""
+    """Comparisons between the subschemas of one schema, whose references all have targets."""
 
     def __init__(self, references: References) -> None:
         self._references = references
@@ -26,7 +26,7 @@ class Unions:
         self._listed: dict[int, list[frozenset[str]]] = {}  # values by id
 
     def disjoint(self, one: Any, other: Any, depth: int = 0) -> bool:
-        """No value fits both; False where that cannot be told."""
+        """True where no value fits both; False where that is not known."""
         self._comparisons += 1
         if self._comparisons > _MOST_COMPARISONS or depth > _DEEPEST:
             return False
@@ -49,7 +49,7 @@ class Unions:
         return kinds == {"object"} and self._objects_disjoint(ones, others, depth)
 
     def closes(self, node: Node) -> bool:
-        """A schema of an object that is closed where nothing says otherwise."""
+        """True for a schema of an object that a strict schema closes."""
         if "additionalProperties" in node or "unevaluatedProperties" in node:
             return False
         if "properties" in node or "patternProperties" in node:
@@ -58,14 +58,14 @@ class Unions:
         return (kind == "object" or (isinstance(kind, list) and "object" in kind)) and not self._parts(node)
 
     def joins_properties(self, node: Node) -> bool:
-        """An object's properties come from more than one schema, so that none of them can be closed."""
+        """True where an object's properties come from several schemas, so that none of them can be closed."""
         parts = self._parts(node)
         if "properties" in node or "patternProperties" in node:
             parts.append(node)
         return len(parts) > 1
 
     def _parts(self, node: Node) -> list[Any]:
-        """The schemas that apply to the same object and name properties without a word on others."""
+        """The schemas that apply to the same object, and name properties without excluding others."""
         inside = [*node.get("allOf", ())]
         inside += [{keyword: node[keyword]} for keyword in ("anyOf", "oneOf", "$ref") if keyword in node]
         return [inner for inner in inside if self._names_properties(inner, set(), 0)]
@@ -82,7 +82,7 @@ class Unions:
         return any(self._names_properties(inner, seen, depth + 1) for inner in inside)
 
     def _conjuncts(self, schema: Any) -> list[Any]:
-        """The schemas that all apply to what fits a schema: itself, its reference's target, those of allOf."""
+        """The schemas that all apply to a value of a schema: itself, its reference's target, those of allOf."""
         if isinstance(schema, bool):
             return [schema]
         if id(schema) not in self._known:
@@ -98,7 +98,7 @@ class Unions:
         return self._known[id(schema)]
 
     def _values(self, conjuncts: list[Any]) -> Iterator[frozenset[str]]:
-        """Sets of which each holds all values that fit, where a schema lists them."""
+        """Sets of values from schemas that list them. Each set holds all values that fit."""
         for node in conjuncts:
             if id(node) not in self._listed:
                 self._listed[id(node)] = list(_listed(node))
@@ -125,7 +125,7 @@ def _listed(node: Node) -> Iterator[frozenset[str]]:
 
 
 def _kinds(node: Any) -> frozenset[str]:
-    """The types of what may fit a schema; integers are numbers."""
+    """The types of the values that may fit a schema. Integers are numbers."""
     if "const" in node:
         return frozenset([_kind(node["const"])])
     if "enum" in node:

@@ -1,4 +1,4 @@
-"""The search for stop strings in a text that arrives in pieces (Aho and Corasick's automaton, linear in the text)."""
+"""The search for stop strings in a text that arrives in pieces (Aho-Corasick automaton, linear in the text)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """A stop string, and how many characters of the text fed so far stand after it."""
+    """A stop string, and the number of characters after it in the text so far."""
 
     stop: str
     after: int
 
 
 class StopMatcher:
-    """Finds the first stop string of those given, each piece of text looked at once.
+    """Finds the first of some stop strings. Each piece of text is read once.
 
-    States are the prefixes of the stop strings; the current one is the longest that the text so far ends in.
+    States are the prefixes of the stop strings. The current one is the longest that the text so far ends with.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -27,11 +27,11 @@ class StopMatcher:
 
     @property
     def partial(self) -> int:
-        """Length of the text's end that could be the beginning of a stop string."""
+        """The length of the text's end that could begin a stop string."""
         return self._states.depth[self._state]
 
     def feed(self, text: str) -> Match | None:
-        """Takes more text. Of the stop strings completed in it: the one that begins first, of those the shortest."""
+        """Take more text. Returns the stop string completed in it that begins first, and of those the shortest."""
         edges, failure, longest, state = self._states.edges, self._states.failure, self._states.longest, self._state
         found: str | None = None
         found_start = 0
@@ -46,16 +46,17 @@ class StopMatcher:
         return None if found is None else Match(found, len(text) - found_start - len(found))
 
 
-# A request's choices are made one after the other, with the same stop strings; 128 automata of 16,000 states would take
-# seconds and a gigabyte.
+# The choices of a request are made one after the other, with the same stop strings. 128 automata of 16,000 states would
+# take seconds and a gigabyte.
 @lru_cache(maxsize=1)
 def _states(stops: tuple[str, ...]) -> _States:
     return _States(stops)
 
 
 class _States:
-    """The automaton, which no search changes. Per state: edges, the state to fall back to, its prefix's length, and the
-    longest stop string that ends there.
+    """The automaton, which no search changes.
+
+    Per state: edges, the state to fall back to, its prefix's length, and the longest stop string that ends there.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -87,6 +88,6 @@ class _States:
                     fallback = self.failure[fallback]
                 self.failure[following] = self.edges[fallback].get(character, 0)
                 queue.append(following)
-            # Breadth first: the shorter state that this one falls back to is complete already.
+            # Breadth first: the shorter state that this one falls back to is complete.
             if self.longest[state] is None:
                 self.longest[state] = self.longest[self.failure[state]]

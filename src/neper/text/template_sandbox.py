@@ -1,8 +1,8 @@
-"""The sandbox in which chat templates run: what they may use, and limits on their time and on what they build.
+"""The sandbox in which chat templates run, with limits on their functions, their time and the size of their values.
 
-A template is a stranger's program. Jinja's sandbox keeps it from the machine; this one also ends it. Every loop, call
-and filter counts, and now and then looks at the CPU time of its thread; every operation that can make a value much
-larger than what it was given is bounded. So a render ends by itself, whatever thread it runs in.
+A template is a stranger's program. Jinja's sandbox keeps it from the machine. This one also ends it. Every loop, call
+and filter counts, and now and then checks the CPU time of its thread. Every operation that can make a large value of
+small ones is bounded. So a render ends by itself in any thread.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_SOURCE = 2**20
-"""Characters of a template's source."""
+"""Most characters of a template's source."""
 
 MAX_NODES = 8192
-"""Parts of a template, ten times those of the largest known. Compiling holds up all threads, for 30 us a part."""
+"""Most parts of a template, ten times those of the largest known. Compiling holds up all threads for 30 us per part."""
 
-# Between looks at the clock: some tens of microseconds.
+# Steps between checks of the clock: some tens of microseconds.
 _STEPS = 256
-# The largest width, count or exponent that templates have a use for.
+# The largest width, count or exponent. Templates need no larger ones.
 _MAX_NUMBER = 10**5
 _MAX_BITS = 2**16
 _LONG_NUMBER = re.compile(r"\d{6}")
@@ -98,8 +98,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """The text that a template makes.
 
         Args:
-            seconds: of CPU time, after which it is stopped.
-            characters: of its text and of every value in it.
+            seconds: CPU time after which it is stopped.
+            characters: most characters of its text, and of every value in it.
 
         Raises:
             TemplateLimitError: it exceeds one of them.
@@ -123,7 +123,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _Counting().visit(template)  # type: ignore[no-any-return]
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        # Named as in Jinja, so that a template's keyword arguments may have any name.
+        # Jinja's own parameter names, so that a template's keyword arguments may have any other name.
         budget = __self._budget
         budget.step()
         if isinstance(getattr(__obj, "__self__", None), str):
@@ -160,7 +160,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         name = function.__name__.removeprefix("sync_").removeprefix("do_")
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-        @functools.wraps(function)  # Jinja's marks for what a filter is passed are attributes
+        @functools.wraps(function)  # Jinja marks a filter's arguments by attributes
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self._budget.step()
             if name == "join" and len(args) > first:
@@ -175,7 +175,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _bounded_arguments(
         self, name: str, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """The arguments of a method of texts, or of a filter, that can make much of little."""
+        """The arguments of a text's method, or of a filter, that can make large values of small ones."""
         if name in _WIDENING or (name in _FORMATTING and isinstance(owner, str) and _NESTED_WIDTH.search(owner)):
             for value in (*args, *kwargs.values()):
                 if isinstance(value, int) and value > _MAX_NUMBER:
@@ -201,13 +201,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             yield value
 
 
-# Names that no template can write.
+# Names that a template cannot spell.
 _COUNTED = "neper counted"
 _CHECKED = "neper checked"
 
 
 class _Counting(NodeTransformer):
-    """Puts our filters where a template loops, and where it joins texts without an operator that can be intercepted."""
+    """Puts our filters into loops, and into joins of texts without an operator that can be intercepted."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -247,7 +247,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which prompts must not have."""
+    """The filter tojson. Jinja's own escapes HTML, which prompts must not have."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

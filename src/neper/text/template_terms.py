@@ -1,7 +1,7 @@
-"""A template's terms: the form in which a chat template takes what the API says in one form.
+"""A template's terms: the form in which a chat template takes the API's messages.
 
-They are found by rendering small conversations with words in them that nothing else writes, not by a family's name:
-templates of one family differ, and are edited.
+They are found by rendering small conversations with unique words, not by the name of a family: templates of one family
+differ, and are edited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Render = Callable[[Sequence[Mapping[str, Any]]], "str | None"]
 """Renders a conversation; None where the template refuses it."""
 
 LONG_ID = "call_0123456789abcdef01234567"
-"""A call's id as OpenAI writes them."""
+"""A call's id in OpenAI's form."""
 
 _USER = {"role": "user", "content": "neperquestion"}
 _ANSWER = {"role": "assistant", "content": "neperanswer"}
@@ -25,7 +25,7 @@ PROBE_TOOLS = [{"type": "function", "function": {"name": "neperfunction", "descr
 """A function for templates that must have one."""
 _VALUES = ("nepervalue", "neperother")
 _PROPER = re.compile(r'"neperkey":\s*"nepervalue"')
-# The texts that str() and a second tojson make of an object.
+# The results of str() and of a second tojson for an object.
 _IMPROPER = re.compile(r"""'neperkey'|\\"neperkey""")
 
 
@@ -35,15 +35,15 @@ class TemplateTerms:
 
     Attributes:
         parts: contents are lists of text parts; a plain string is lost.
-        absent: the content of a message that has calls alone.
-        text_arguments: a call's arguments are JSON text; else the object.
-        short_ids: ids of calls are 9 letters and digits; else any text.
+        absent: the content of a message that has only calls.
+        text_arguments: a call's arguments are JSON text; otherwise the object.
+        short_ids: ids of calls are 9 letters and digits; otherwise any text.
         calls: messages of the assistant show their calls.
-        text_with_calls: they do so beside a text too.
+        text_with_calls: they also show them beside a text.
         parallel: a message may have several calls.
         results: messages of role tool are shown.
         named_results: those need the function's name.
-        end: what is written after an assistant's last message.
+        end: the text after an assistant's last message.
     """
 
     parts: bool = False
@@ -65,7 +65,7 @@ def call(call_id: str, arguments: Any, name: str = "neperfunction") -> dict[str,
 def probe(render: Render, render_with_tools: Render) -> TemplateTerms:
     """The terms of a template, from some twenty renders of it."""
     terms = _probe(render)
-    # A template for conversations with tools alone fails without.
+    # A template that is only for conversations with tools fails without them.
     return terms if terms.calls else max(terms, _probe(render_with_tools), key=lambda found: found.calls)
 
 
@@ -94,7 +94,7 @@ def in_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def without_text(message: Mapping[str, Any], absent: Absent) -> dict[str, Any]:
-    """A message with no text, as a template takes it."""
+    """A message without text, in the form that a template takes."""
     others = {name: value for name, value in message.items() if name != "content"}
     return others if absent == "missing" else {**others, "content": None if absent == "null" else ""}
 
@@ -108,7 +108,7 @@ def _takes_parts(render: Render) -> bool:
 
 
 def _end(render: Render) -> str:
-    # Whatever comes before the answer may be there to make a template willing.
+    # The question before the answer is there since some templates demand one.
     text = render([_USER, _ANSWER])
     return "" if text is None else text.rpartition("neperanswer")[2] if "neperanswer" in text else ""
 
@@ -128,7 +128,7 @@ def _conversation(terms: TemplateTerms, *values: str, text: str | None = None) -
 
 
 def _calls(render: Render, terms: TemplateTerms) -> TemplateTerms | None:
-    """The terms in which calls are shown best; None where they are not shown at all."""
+    """The terms that show calls best; None where no terms show them."""
     best: tuple[bool, bool, int] | None = None
     found = None
     absents: tuple[Absent, ...] = ("null", "empty", "missing")
@@ -140,7 +140,7 @@ def _calls(render: Render, terms: TemplateTerms) -> TemplateTerms | None:
             text = render(conversation)
             if text is None or not _occurs(text, _VALUES[0]):
                 continue
-            # A form of its own, in which an object was taken apart, is as right as JSON.
+            # A form of the template's own, in which the object was taken apart, is as right as JSON.
             right = bool(_PROPER.search(text)) or not _IMPROPER.search(text)
             score = (conversation is whole, right, -text.count("None"))
             if best is None or score > best:
@@ -150,7 +150,7 @@ def _calls(render: Render, terms: TemplateTerms) -> TemplateTerms | None:
 
 
 def _occurs(text: str, value: str) -> bool:
-    """An argument's value is in the text, and not as a part of a result alone."""
+    """True where an argument's value is in the text, besides its place in a result."""
     return text.replace(f"result of {value}", "").find(value) >= 0
 
 

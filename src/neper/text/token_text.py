@@ -1,8 +1,8 @@
 """Token text: tokens laid over the text that they spell, and given back cut to the stretches that belong to fields.
 
-Whoever reads the text says, from its beginning to its end, which field each stretch of it belongs to, or that it
-belongs to none. A token is given back once that is known for all of it, as one piece for each field that it has a part
-in: its text and its bytes cut to that part.
+The reader of the text assigns each stretch of it, from the beginning to the end, to a field or to none. A token is
+given back once all of its text is assigned, as one piece for each field that it has a part in. The piece has the
+token's text and bytes, cut to that part.
 
     tokens      "Hi"     " <tool"   "_call>{"   ...   "f"       '",'  ...
     stretches   content  none .....................   name, 0   none
@@ -22,7 +22,7 @@ Field = Literal["content", "reasoning", "name", "arguments"]
 
 
 class FieldPiece(NamedTuple):
-    """What a token is in one field.
+    """The part of a token in one field.
 
     Attributes:
         call: number of the tool call, from 0; -1 where the field is not a call's.
@@ -42,10 +42,10 @@ class _Stretch(NamedTuple):
 
 
 class _Laid(NamedTuple):
-    """A token in its place: `start` to `end` of the text, and `until`, the end of what it has a part in.
+    """A token in its place: `start` to `end` of the text, and `until`, the end of the text that it has a part in.
 
-    That is one character more where its last bytes begin one. A token that spells nothing (a first space that was
-    dropped) goes with what follows it.
+    That is one character more if its last bytes begin one. A token that spells nothing (a first space that was
+    dropped) goes with the text after it.
     """
 
     token: TextToken
@@ -58,9 +58,9 @@ class TokenText:
     """The text of tokens that are not given back yet. Places are characters from the beginning of all text.
 
     Attributes:
-        length: of all text so far.
-        decided: the fields of the text before here are known.
-        settled: number of tokens that were given back, in pieces or as part of none.
+        length: the length of all text so far.
+        decided: the place up to which the fields of the text are known.
+        settled: the number of tokens that were given back, in pieces or without one.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class TokenText:
             until += 1
         elif token.visible and (token.held or not text.isascii() or len(text) != len(token.data)):
             spelled, rest = split_text(token.held + token.data)
-            # Where they differ, this is the end of all text: an unfinished character was closed as it stands.
+            # If they differ, this is the end of all text, where an unfinished character became U+FFFD.
             until = end + (spelled == text and rest != b"")
         self._tokens.append(_Laid(token, start, end, until))
 
@@ -97,7 +97,7 @@ class TokenText:
         return self._text[start - self._base : None if end is None else end - self._base]
 
     def decide(self, field: Field, call: int, end: int) -> None:
-        """The text up to `end` belongs to a field."""
+        """Assign the text up to `end` to a field."""
         start, stretches = self.decided, self._stretches
         if end <= start:
             return
@@ -107,15 +107,15 @@ class TokenText:
         self.decided = end
 
     def drop(self, end: int) -> None:
-        """The text up to `end` belongs to no field."""
+        """Assign the text up to `end` to no field."""
         self.decided = max(self.decided, end)
 
     def keep_together(self, start: int, end: int) -> None:
-        """What is between is given back all at once, a call's name before its arguments."""
+        """Give back the text between all at once, a call's name before its arguments."""
         self._together.append((start, end))
 
     def release(self, *, final: bool = False) -> list[FieldPiece]:
-        """Gives back the tokens that are decided as a whole, or with `final`, where no text follows, all of them."""
+        """Give back the tokens whose text is decided; with `final`, where no text follows, all of them."""
         tokens, stretches = self._tokens, self._stretches
         pieces: list[FieldPiece] = []
         count = len(tokens) if final else self._num_whole()
@@ -144,7 +144,7 @@ class TokenText:
         return pieces
 
     def _num_whole(self) -> int:
-        """How many tokens are decided as a whole, and break apart nothing that is to be kept together."""
+        """The number of tokens whose text is decided, without separating text that is kept together."""
         tokens = self._tokens
         count = 0
         for laid in tokens:
@@ -163,7 +163,7 @@ def _same_place(piece: FieldPiece, other: FieldPiece) -> bool:
 
 
 def _joined(piece: FieldPiece, other: FieldPiece) -> FieldPiece:
-    """Two cuts of a token in one field, with something between that is in none."""
+    """The join of two parts of a token in one field, with text between them that is in none."""
     first, second = piece.token, other.token
     return piece._replace(token=first._replace(text=first.text + second.text, data=first.data + second.data))
 
@@ -190,9 +190,9 @@ def _cut(laid: _Laid, stretch: _Stretch) -> TextToken:
 
 
 def _num_bytes(token: TextToken, count: int) -> int:
-    """How many of a token's bytes spell its first `count` characters.
+    """The number of a token's bytes that spell its first `count` characters.
 
-    On one side of a cut there is a character of ASCII, so no character has bytes on both.
+    On one side of a cut is an ASCII character, so no character has bytes on both sides.
     """
     if count <= 0:
         return 0

@@ -1,7 +1,7 @@
 """The tokenizer of a model: text and conversations to ids, ids to their exact bytes.
 
-It stands on the `tokenizers` library alone. transformers would bring torch into the API process and take two seconds
-to import, so it is asked only for directories without a `tokenizer.json`.
+It needs only the `tokenizers` library. transformers would bring torch into the API process, and its import takes two
+seconds. So it is used only for directories without a `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class TokenPiece(NamedTuple):
-    """A token's bytes and, where no character is unfinished before it, what they release.
+    """A token's bytes, and the text that they release if no character is unfinished before it.
 
     Attributes:
         data: the raw bytes.
@@ -44,18 +44,18 @@ class TokenPiece(NamedTuple):
 
 
 def split_text(data: bytes) -> tuple[str, bytes]:
-    """What an incremental UTF-8 decoder (errors="replace") releases for `data`, and the bytes it holds back."""
+    """The text that an incremental UTF-8 decoder (errors="replace") releases for `data`, and the rest of the bytes."""
     text, used = codecs.utf_8_decode(data, "replace", False)
     return text, data[used:]
 
 
 def spell_bytes(data: bytes) -> str:
-    """Bytes that are no whole characters, for people and as keys: `bytes:\\xf0\\x9f`."""
+    """Bytes that are not whole characters, for people and as keys: `bytes:\\xf0\\x9f`."""
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class _Pieces(dict[int, TokenPiece]):
-    """Pieces by id, made when first asked for: a lookup is one dict access."""
+    """Pieces by id, made when first asked for. A lookup is one dict access."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -72,8 +72,8 @@ class Tokenizer:
     """A model's tokenizer.
 
     Args:
-        backend: the tokenizer proper; taken over, not copied.
-        config: what `tokenizer_config.json` says: the special tokens' names, `add_bos_token`.
+        backend: the tokenizer proper, which is changed and not copied.
+        config: the contents of `tokenizer_config.json`: the special tokens' names, `add_bos_token`.
         chat_template: Jinja source, or several by name; None where the model has none.
 
     Attributes:
@@ -85,7 +85,7 @@ class Tokenizer:
         special_token_ids: control tokens, which `skip_special_tokens` leaves out of texts.
         added_tokens: texts of the tokens that stand beside the vocabulary proper, special or not.
         adds_bos: `encode` puts the BOS token first.
-        strips_leading_space: a text's first space is the tokenizer's own, and no part of the text (SentencePiece).
+        strips_leading_space: the tokenizer puts a space before a text, which is not part of the text (SentencePiece).
         pieces: id -> TokenPiece; an id without token has an empty one.
     """
 
@@ -159,7 +159,7 @@ class Tokenizer:
         """Ids of a text; special tokens spelled out in it become their ids.
 
         Args:
-            progress: told of a long text how many ids there are at least, again and again; what it raises ends this.
+            progress: called repeatedly for a long text with the least number of ids so far. An error from it ends this.
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which no UTF-8 spells.
@@ -175,7 +175,7 @@ class Tokenizer:
             raise _not_unicode() from None
 
     def check_chat_template(self) -> None:
-        """Compiles the chat template and finds what it takes, which otherwise the first conversation does.
+        """Compile the chat template and find its terms, which otherwise the first conversation does.
 
         Raises:
             ModelLoadError: it does not compile, or does not end.
@@ -191,7 +191,7 @@ class Tokenizer:
         return next((token_id for token_id in ids if token_id in self.special_token_ids), None)
 
     def new_call_id(self) -> str:
-        """An id for a tool call, in the form that the chat template accepts when it comes back."""
+        """An id for a tool call, in a form that the chat template accepts in a later conversation."""
         return new_call_id(TemplateTerms() if self._template is None else self._template.terms)
 
     def compile_chat_template(self, source: str) -> ChatTemplate:
@@ -218,7 +218,7 @@ class Tokenizer:
         progress: Progress | None = None,
         special_tokens_in_messages: bool = False,
     ) -> list[int]:
-        """Ids of a conversation, as the model's template writes it; the template adds BOS where one belongs.
+        """Ids of a conversation in the form of the model's template, which adds BOS itself.
 
         Args:
             chat_template: in place of the model's own.
@@ -287,7 +287,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _complete(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Applies to the backend what only `tokenizer_config.json` says, as transformers does."""
+    """Apply the facts that only `tokenizer_config.json` has to the backend, as transformers does."""
     known = backend.get_added_tokens_decoder()
     listed = {int(token_id): token for token_id, token in config.get("added_tokens_decoder", {}).items()}
     for token_id in sorted(listed.keys() - known.keys()):
@@ -327,7 +327,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_chat_template(path: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The newer files win over the key in the configuration, which holds one template or a list of named ones."""
+    """The chat template, from the newer files, else from the configuration, which has one or a list of named ones."""
     file = path / "chat_template.jinja"
     folder = path / "additional_chat_templates"
     more = {one.stem: read_text(one) for one in sorted(folder.glob("*.jinja"))}
@@ -349,10 +349,10 @@ def _read_chat_template(path: Path, config: Mapping[str, Any]) -> str | dict[str
 
 
 def _converted(path: Path) -> Backend:
-    """A tokenizer in an older form (vocabulary and merges, a SentencePiece model), as transformers converts it."""
+    """A tokenizer in an older form (vocabulary and merges, a SentencePiece model), converted by transformers."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a directory")
-    # transformers makes an empty tokenizer of nothing, and every prompt would be empty.
+    # Without files, transformers makes an empty tokenizer, and every prompt would be empty.
     if not any((path / name).exists() for name in _OLDER_FILES):
         raise ModelLoadError(
             f"{path} has no tokenizer: neither tokenizer.json nor an older form ({', '.join(_OLDER_FILES)}); "

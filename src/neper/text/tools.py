@@ -1,12 +1,12 @@
-"""Tool calls: the forms in which models write them, which form a model uses, and reading calls off its text.
+"""Tool calls: the forms in which models write them, the form of a model, and a reader of calls in its text.
 
 hermes       <tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>, one after the other
 llama3_json  {"name": "f", "parameters": {…}}; …, all at the beginning of the text or after <|python_tag|>
 mistral      [TOOL_CALLS] [{"name": "f", "arguments": {…}}, …], or each [TOOL_CALLS]f{…}, [TOOL_CALLS]f[ARGS]{…} or
              [TOOL_CALLS]f[CALL_ID]id[ARGS]{…}
 
-In an object the arguments may also be a JSON string with the object in it, whose backslashes then are in no field, or
-be null or left out.
+In an object the arguments may also be a JSON string with the object in it, null, or absent. The backslashes of such a
+string are in no field.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ToolFormat(NamedTuple):
     """A form of tool calls.
 
     Attributes:
-        opening: what stands before calls.
-        bare: at the beginning of the content they also stand without it.
-        tags: what may be a token of its own, invisible where that is a special one.
+        opening: the text before calls.
+        bare: calls at the beginning of the content may come without it.
+        tags: texts that may be tokens of their own, which are invisible if they are special.
     """
 
     name: str
@@ -41,10 +41,10 @@ TOOL_FORMATS = {
 }
 
 PLAIN_FORM = TOOL_FORMATS["hermes"]
-"""The form of calls where a template shows no tools, so that the model is told of them in words (plain_tools)."""
+"""The form of calls where a template shows no tools, and words tell the model of them (plain_tools)."""
 
 TOOL_CALL_PARSERS = (*TOOL_FORMATS, "none")
-"""What a configuration can name."""
+"""The names in a configuration."""
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
@@ -58,7 +58,7 @@ _OTHER_FORMS = ("<function=", "<arg_key>")
 
 
 def tool_format(tokenizer: Tokenizer, parser: str | None = None) -> ToolFormat | None:
-    """The form of a model's calls, by the name of a parser or read off its chat template; None where it has none.
+    """The form of a model's calls, by the name of a parser, or read from its chat template; None where it has none.
 
     Raises:
         StartupError: no parser has that name, or the template shows no tools, so nothing asks for calls of that form.
@@ -92,8 +92,8 @@ class MadeCall(NamedTuple):
     """A call that was made, besides its name and arguments.
 
     Attributes:
-        id: as the model wrote it; None where it wrote none.
-        empty: the model left the arguments out, so that no token spells them: they are `{}`.
+        id: the model's own id; None where it wrote none.
+        empty: the model wrote no arguments, so no token spells them: they are `{}`.
     """
 
     id: str | None = None
@@ -101,16 +101,17 @@ class MadeCall(NamedTuple):
 
 
 class CallReader:
-    """Reads calls off a text. Their names and arguments belong to those fields, what is around them to none.
+    """Reads calls in a text. Their names and arguments belong to those fields, the text around them to none.
 
-    A call is one once its name and the opening of its arguments are there. What never gets that far stays undecided.
+    A call begins once its name and the opening of its arguments are there. Text that never gets that far stays
+    undecided.
 
     Args:
         single: nothing is read after the first call.
 
     Attributes:
         made: the calls so far.
-        num_completed: those whose arguments are complete.
+        num_completed: the number of calls whose arguments are complete.
     """
 
     def __init__(self, reader: Reader, form: ToolFormat, *, single: bool) -> None:
@@ -127,7 +128,7 @@ class CallReader:
         return self._single and self.num_completed > 0
 
     def read(self) -> Reading[None]:
-        """Reads the calls that may begin here, as far as they are calls."""
+        """Read the calls that begin here, if they are calls."""
         return self._read()
 
     def _hermes(self) -> Reading[None]:
@@ -170,9 +171,9 @@ class CallReader:
             yield from self._arguments(name, call_id)
 
     def _object(self, *, tagged: bool = True) -> Reading[bool]:
-        """Reads a call written as an object; False where this is none, and what was read of it stays undecided.
+        """Read a call written as an object. False where it is not one; the text read so far then stays undecided.
 
-        One without arguments is a call where a tag said so: else it may be any JSON with a name in it.
+        An object without arguments is a call only after a tag. Otherwise it may be any JSON with a name in it.
         """
         reader = self._reader
         name: Range | None = None
@@ -225,8 +226,8 @@ class CallReader:
         return True
 
     def _kind_of_arguments(self) -> Reading[str | None]:
-        """The first character of arguments, an object or a string with one in it, or "null", which is then taken, as
-        is a string with nothing in it; None where they are no arguments.
+        """The first character of arguments: of an object, or of a string with one in it. "null" for null and for a
+        string with nothing in it, which are then taken. None where they are not arguments.
         """
         reader = self._reader
         first = yield from reader.peek()
@@ -255,14 +256,14 @@ class CallReader:
         return FUNCTION_NAME.fullmatch(self._reader.text(*name)) is not None
 
     def _begin(self, call_id: str | None = None, *, empty: bool = False) -> int:
-        """A call begins; returns its number."""
+        """Begin a call. Returns its number."""
         if call_id is not None and (not FUNCTION_NAME.fullmatch(call_id) or call_id in [made.id for made in self.made]):
             call_id = None
         self.made.append(MadeCall(call_id, empty))
         return len(self.made) - 1
 
     def _arguments(self, name: Range, call_id: str | None = None) -> Reading[None]:
-        """A call begins: its name was read, and here its arguments begin."""
+        """Begin a call whose name was read, and whose arguments begin here."""
         reader, call = self._reader, self._begin(call_id)
         reader.drop(name.start)
         reader.decide("name", call, name.end)
@@ -272,7 +273,7 @@ class CallReader:
             yield from self._complete()
 
     def _late_name(self, name: Range, arguments: Range) -> Reading[None]:
-        """A call whose name came after its arguments."""
+        """Take a call whose name came after its arguments."""
         if arguments.start == arguments.end:
             yield from self._empty(name)
             return
@@ -288,7 +289,7 @@ class CallReader:
         yield from self._complete()
 
     def _empty(self, name: Range) -> Reading[None]:
-        """A call without arguments."""
+        """Take a call without arguments."""
         reader, call = self._reader, self._begin(empty=True)
         reader.drop(name.start)
         reader.decide("name", call, name.end)
@@ -297,13 +298,13 @@ class CallReader:
         yield from self._complete()
 
     def _decide_arguments(self, call: int) -> Reading[bool]:
-        """Reads arguments, an object or a string that holds one, as those of `call`; False where they are cut."""
+        """Read arguments, an object or a string that holds one, as those of `call`. False where they are cut."""
         if (yield from self._reader.literal('"')):
             return (yield from self._quoted_arguments(call))
         return (yield from self._reader.brackets(call=call))
 
     def _quoted_arguments(self, call: int) -> Reading[bool]:
-        """Reads the rest of a JSON string that holds an object. What the string's own escapes add is in no field."""
+        """Read the rest of a JSON string that holds an object. The string's own escapes are in no field."""
         reader = self._reader
         yield from reader.skip()
         reader.drop(reader.at)
@@ -323,11 +324,11 @@ class CallReader:
                 if character in ('"', "\\", "/"):
                     reader.drop(start + 1)
                 elif character in "bfnrt" and not string:
-                    # White space between the object's parts, which says nothing.
+                    # White space between the object's parts, which has no meaning.
                     reader.drop(reader.at)
                     continue
                 else:
-                    character = ""  # in a string of the object this escape means what it means in ours
+                    character = ""  # in a string of the object this escape has the same meaning as in ours
             reader.decide("arguments", call, reader.at)
             if not string:
                 string = character == '"'
@@ -343,7 +344,7 @@ class CallReader:
             yield
 
     def _rest_of_object(self) -> Reading[None]:
-        """Members after those that count, if the object ends after them, and its end."""
+        """Read the members after those that count, if the object ends after them, and its end."""
         reader = self._reader
         if (yield from self._form("}")):
             return
@@ -355,7 +356,7 @@ class CallReader:
             reader.drop(reader.at)
 
     def _form(self, expected: str) -> Reading[bool]:
-        """Takes what belongs to the form, and the space before it, where it stands here or where the text is cut."""
+        """Take a text of the form, and the space before it, if it stands here or the text is cut within it."""
         reader = self._reader
         start = reader.at
         yield from reader.skip()

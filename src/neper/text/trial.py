@@ -1,8 +1,8 @@
-"""Grammars tried in a process of their own: compiling what strangers wrote can take minutes, or overflow the stack.
+"""Trials of grammars in a process of their own: compiling a stranger's grammar can take minutes, or overflow the stack.
 
-llguidance counts what it does, but not all of it (intersections of patterns grow exponentially), and goes through rules
-and references recursively. So each grammar gets a child of that process, with limits of CPU time, memory and stack. It
-is compiled there and its first masks are made, over the same vocabulary and with the same limits as where it is used.
+llguidance counts most of its work, but not all (intersections of patterns grow exponentially), and follows rules and
+references recursively. So each grammar gets a child of that process, with limits of CPU time, memory and stack. There
+it is compiled and its first masks are made, over the same vocabulary and with the same limits as for its use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from neper.text.grammar_vocabulary import GrammarVocabulary
 from neper.text.matcher import Compiler
 
 WATCHDOG_SECONDS = 30.0
-"""Wall time after which a trial is held to have been stopped, not to compute; its limit counts CPU time."""
+"""Wall time after which a trial counts as stopped, not as computing. Its own limit is CPU time."""
 
 _NICENESS = 10
 _STACK_BYTES = 4 * 2**20  # half of what threads usually have
@@ -41,10 +41,10 @@ class Outcome(msgspec.Struct, frozen=True):
     """The end of a trial.
 
     Attributes:
-        problem: why the grammar cannot be used; None where it can.
+        problem: the reason why the grammar cannot be used; None where it can.
         seconds: CPU time that it took.
-        late: it took more than it was given, so it was ended.
-        stopped: nothing is known of the grammar: the process was stopped, or killed by somebody.
+        late: it exceeded its time, and was ended.
+        stopped: nothing is known of the grammar, since the process was stopped or killed.
     """
 
     problem: str | None = None
@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """A process that tries grammars one after the other, started when first needed and again when it is gone.
+    """A process that tries grammars one after the other. It is started when first needed, and again when it is gone.
 
     One thread uses it at a time.
     """
@@ -80,7 +80,7 @@ class Trial:
         return Outcome(stopped=True) if reply is None else msgspec.json.decode(reply, type=Outcome)
 
     def _ask(self, line: bytes) -> bytes | None:
-        """Send a line and wait for one; None when the process is gone, or as good as that: then it is ended."""
+        """Send a line and wait for one. None when the process is gone, or does not answer and is ended."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -101,7 +101,7 @@ class Trial:
 
 
 def _speaks(pipe: IO[bytes]) -> bool:
-    """Waits for a line or the end of a pipe; False when neither comes. select() takes no descriptor above 1023."""
+    """Wait for a line or the end of a pipe. False when neither comes. (select() takes no descriptor above 1023.)"""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(WATCHDOG_SECONDS * 1000))
@@ -124,7 +124,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _serve() -> None:
-    """A vocabulary, then what to try, a line each; a line answers each."""
+    """Answer lines of stdin with one line each: a vocabulary, then grammars to try."""
     _be_nice()
     lines = iter(sys.stdin.buffer)
     compiler = Compiler(msgspec.json.decode(next(lines), type=GrammarVocabulary))
@@ -136,7 +136,7 @@ def _serve() -> None:
 
 
 def _be_nice() -> None:
-    """Leave busy cores to the server. Linux may weigh sessions instead of processes, and this one has its own."""
+    """Leave busy cores to the server. Linux may weigh sessions instead of processes, so both get the niceness."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "r+") as group:
@@ -173,7 +173,7 @@ def _try(compiler: Compiler, text: str, seconds: float) -> Outcome:
 
 
 def _limit(seconds: float) -> None:
-    """Limits of this process. The timer counts CPU time of all its threads, and its signal ends the process."""
+    """Set the limits of this process. The timer counts CPU time of all its threads, and its signal ends the process."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):
@@ -187,7 +187,7 @@ def _report(compiler: Compiler, text: str, writing: int) -> None:
 
 
 def _problem(compiler: Compiler, text: str) -> str | None:
-    """Why a grammar cannot be used, or None."""
+    """The reason why a grammar cannot be used, or None."""
     grammars = json.loads(text)["grammars"]
     schemas = [grammar for grammar in grammars if "json_schema" in grammar]
     problem = _first_problem(compiler, text, is_schema=len(schemas) == len(grammars) - 1)

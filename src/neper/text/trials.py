@@ -1,4 +1,4 @@
-"""The trials of strangers' grammars: in what order, for how long, and what is known of those that had theirs."""
+"""The trials of strangers' grammars: their order, their time, and their verdicts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from neper.text.tokenizer import Tokenizer
 from neper.text.trial import Outcome, Trial
 
 SHORT_SECONDS = 0.1
-"""CPU time of a first trial. Nearly all grammars take a tenth of it."""
+"""CPU time of a first trial. Nearly all grammars need a tenth of it."""
 SECONDS = 2.0
-"""CPU time of a second trial, of those that took longer."""
+"""CPU time of a second trial, for grammars that took longer."""
 
 MAX_SHORT = 64
 MAX_LONG = 8
@@ -25,14 +25,14 @@ MAX_LONG = 8
 
 REMEMBERED = 4096
 REMEMBERED_LONG = 16
-"""Grammars that took long and were good: each takes as long again where it is used."""
+"""Slow grammars that were good. Each takes as long again where it is used."""
 
 
 class Trials:
-    """Trials of grammars, beside everything else: nothing but other trials waits for one.
+    """Trials of grammars, beside everything else: only other trials wait for one.
 
-    A first trial is short, so that those of honest grammars wait for short ones only. What takes longer has a second
-    trial, which waits for others of that kind. A verdict is remembered, and the same grammar is tried once at a time.
+    A first trial is short, so that honest grammars wait only for short ones. A grammar that takes longer has a second
+    trial, which waits for others of that kind. Verdicts are remembered, and a grammar has one trial at a time.
 
     Args:
         vocab_size: width of the logits.
@@ -97,7 +97,7 @@ class Trials:
 
 
 class _Lane:
-    """Trials of one length: a process, a thread that waits for it, and those that wait for that."""
+    """Trials of one length: a process, a thread that waits for it, and the trials that wait for that thread."""
 
     def __init__(self, name: str, seconds: float, most: int, vocabulary: Callable[[], GrammarVocabulary]) -> None:
         self._seconds = seconds

@@ -1,7 +1,7 @@
-"""Validated JSON: a message whose content is to be JSON, from an engine that could not be held to it.
+"""Validated JSON: a message whose content must be JSON, from an engine that cannot be held to a grammar.
 
-Models put their JSON into a fence, or a sentence before it. Its characters alone become the content, so the tokens that
-spell it keep their places, and those at its two ends are cut to it.
+Models put their JSON into a fence, or a sentence before it. Only the JSON becomes the content. The tokens that spell it
+keep their places, and those at its two ends are cut to it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from neper.text.tools import MadeCall
 
 
 class JsonParser:
-    """A MessageParser whose content becomes the JSON in it; to be used as one.
+    """A parser with the interface of MessageParser, whose content becomes the JSON in it.
 
-    Content is not known before its end, so it is held back until then, with all that follows it. Reasoning before it is
-    not, and a reply with calls keeps its content as it is.
+    Content is not known before its end, so it is held back until then, with everything after it. Reasoning before it is
+    not held back. A reply with calls keeps its content.
 
     Attributes:
-        problem: why there is no such JSON, after `flush`; then the content is what the model wrote.
+        problem: the reason why there is no such JSON, after `flush`. The content is then the model's own text.
     """
 
     def __init__(self, parser: MessageParser, form: JsonForm) -> None:
@@ -32,7 +32,7 @@ class JsonParser:
         self._form = form
         self._free = False
         self._held: list[FieldPiece] = []
-        self._first: int | None = None  # token in which the content begins that is held back
+        self._first: int | None = None  # the token in which the held content begins
 
     @property
     def reasons(self) -> bool:
@@ -54,14 +54,14 @@ class JsonParser:
         return self._parser.made(call)
 
     def keep(self) -> None:
-        """The content stays as it is, JSON or not: it was cut off."""
+        """Keep the content as it is, JSON or not, since it was cut off."""
         self._free = True
 
     def step(self, tokens: Iterable[TextToken]) -> list[FieldPiece]:
         return self._take(self._parser.step(tokens))
 
     def flush(self) -> list[FieldPiece]:
-        """As MessageParser's, but it may take a while: see JsonForm.find."""
+        """The last pieces, as MessageParser gives them. It may take a while: see JsonForm.find."""
         pieces = self._take(self._parser.flush())
         if not self._free:
             pieces += self._json()
@@ -69,7 +69,7 @@ class JsonParser:
         return pieces
 
     def _take(self, pieces: list[FieldPiece]) -> list[FieldPiece]:
-        """Those that can be given now."""
+        """The pieces that can be given now."""
         if self._free or any(piece.call >= 0 for piece in pieces):
             self._free = True
             given, self._held, self._first = self._held + pieces, [], None
@@ -80,7 +80,7 @@ class JsonParser:
         self._first = next((piece.token.index for piece in pieces if piece.field == "content"), None)
         if self._first is None:
             return pieces
-        # A token of which only a part is content waits as a whole.
+        # A token that is content in part waits as a whole.
         self._held = [piece for piece in pieces if piece.token.index >= self._first]
         return pieces[: len(pieces) - len(self._held)]
 
@@ -103,10 +103,10 @@ class JsonParser:
 
 
 def _cut(token: TextToken, start: int, end: int) -> list[FieldPiece]:
-    """The token's part in a stretch of its text, at whose ends are characters of ASCII."""
+    """The token's part in a stretch of its text, whose ends are ASCII characters."""
     held = token.held
     if held and not (held + token.data).decode("utf-8", "replace").startswith(token.text):
-        held = b""  # what it completed was cut off before
+        held = b""  # the character that it completed was cut off before
     text = TokenText()
     text.add(token._replace(held=held))
     text.drop(start)

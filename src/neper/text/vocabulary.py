@@ -1,8 +1,8 @@
-"""The exact bytes of every token: read off the vocabulary's pieces, never through decode.
+"""The exact bytes of every token, read from the vocabulary's pieces and never through decode.
 
-Two families of pieces exist. Byte-level BPE writes each byte as one printable character of GPT-2's alphabet;
-SentencePiece writes a space as U+2581 and a byte that no piece covers as `<0xNN>`. Which one a tokenizer uses is said
-by its decoder, so that is what is read here.
+Two families of pieces exist. Byte-level BPE writes each byte as one printable character of GPT-2's alphabet.
+SentencePiece writes a space as U+2581, and a byte that no piece covers as `<0xNN>`. A tokenizer's decoder shows its
+family, so it is read here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_vocabulary(backend: Backend) -> Vocabulary:
     else:
         raise ModelLoadError(f"the tokenizer's decoder ({', '.join(sorted(kinds))}) is not supported")
     for token_id, token in added.items():
-        # An added token stands for itself in a text. SentencePiece models also add runs of spaces, spelled as pieces.
+        # An added token is its own text. SentencePiece models also add runs of spaces, spelled as pieces.
         if token.special or kinds == {"ByteLevel"}:
             table[token_id] = token.content.encode()
     return Vocabulary(table, len(pieces), strips)
@@ -111,8 +111,8 @@ def _latin_1_of_alphabet() -> dict[int, int]:
     """Code point -> byte, for `str.translate` and then latin-1.
 
     The alphabet is that of OpenAI's GPT-2 encoder: a printable latin-1 byte is its own character, the others are
-    U+0100 onwards in order. A character outside the alphabet makes the whole piece literal text, as the library does
-    it: it is sent where latin-1 cannot follow.
+    U+0100 onwards in order. A character outside the alphabet makes the whole piece literal text, as in the library: it
+    is mapped to one that latin-1 lacks.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -1,4 +1,4 @@
-"""A child process that speaks lines: its stdout cut into them, its stderr in a file, and the end of it."""
+"""A child process that speaks lines: its stdout as lines, its stderr in a file, and its end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import cast
 from neper.errors import StartupError
 
 MAX_LINE = 16 * 2**20
-"""Bytes; of a longer line only the two ends are kept."""
+"""Most bytes of a line. Only the two ends of a longer line are kept."""
 
 _END = 500
 _EXIT_SECONDS = 10.0
-# What a process said just before it ended may still be in the pipe.
+# The pipe may still hold the last words of a process that has ended.
 _LAST_LINES_SECONDS = 0.1
 _SHOWN_LOG = 2000
 
@@ -27,8 +27,7 @@ class Child(asyncio.SubprocessProtocol):
     """A process in a session of its own, so that a Ctrl-C in the terminal is ours to handle.
 
     Args:
-        on_lines: called with whole lines, without line feeds, as they come. A piece of a line at the end is dropped:
-            nobody knows what it would have become.
+        on_lines: called with whole lines, without line feeds, as they come. An incomplete line at the end is dropped.
         log: a file that the process's stderr is appended to.
         farewell: the line that asks it to end.
 
@@ -67,19 +66,19 @@ class Child(asyncio.SubprocessProtocol):
         return None if self._transport is None else self._transport.get_returncode()
 
     def write(self, line: bytes) -> None:
-        """Send a line. What cannot be sent is lost with the process, whose end is noticed elsewhere."""
+        """Send a line. A line that cannot be sent is lost with the process, whose end is noticed elsewhere."""
         if self._transport is not None and (stdin := self._transport.get_pipe_transport(0)) is not None:
             cast("asyncio.WriteTransport", stdin).write(line)
 
     def last_words(self) -> str:
-        """The end of what it wrote to stderr, "" where that is nothing."""
+        """The end of its stderr; "" where it wrote nothing."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _SHOWN_LOG))
             return log.read().decode("utf-8", "replace").strip()
         return ""
 
     async def close(self, *, kill: bool = False) -> None:
-        """End the process and what it started, unless `kill` after its farewell and time to end by itself."""
+        """End the process and those that it started. Unless `kill`, it first gets its farewell and time to end."""
         if self._transport is None:
             return
         self._closing = True
@@ -106,7 +105,7 @@ class Child(asyncio.SubprocessProtocol):
         self._parts.append(rest)
         self._size += len(rest)
         if self._size > MAX_LINE:
-            # The name of its request is at its end. What stands between is no text, so that no number can be misread.
+            # The name of its request is at its end. The byte between is not text, so that no number can be misread.
             line = b"".join(self._parts)
             self._parts = [line[:_END] + b" \xff " + line[-_END:]]
             self._size = len(self._parts[0])
@@ -124,7 +123,7 @@ class Child(asyncio.SubprocessProtocol):
         self._end()
 
     def _end(self) -> None:
-        """It has exited, and has closed its stdout: the second of both follows soon, or does not matter."""
+        """Note that it has exited or closed its stdout. The other one follows soon, or does not matter."""
         if self._silent and self._exited.is_set():
             self._set_gone()
         else:

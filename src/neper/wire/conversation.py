@@ -1,4 +1,4 @@
-"""What an engine says about one request, as TokenChunks: tokens with their scores, why it ended, what was wrong."""
+"""An engine's lines about one request, as TokenChunks: tokens with their scores, the cause of its end, and errors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _UNSCORED = struct.Struct("=ii")
 
 
 class Conversation:
-    """One request of an engine that speaks lines. `take_…` what the engine says of it, then ask for a `chunk`.
+    """One request of an engine that speaks lines. `take_…` its lines, then ask for a `chunk`.
 
-    A token is given out with its scores, so it waits for the line after it, where scores were asked for. Without them
-    on the first token, none come: all rows are without scores.
+    A token is given out with its scores. So it waits for the line after it where scores were asked for. If the first
+    token has none, no others come: all rows are without scores.
 
     Args:
         vocab_size: ids must be below it.
 
     Attributes:
-        ended: no chunk comes any more, or one last: it has ended, was ended here, or failed.
-        done: the engine has ended it too; before that, it may still say something.
-        num_tokens: that were taken.
-        num_unscored_ends: end tokens that came without the scores that were asked for. They are no tokens of the reply:
-            a row of it has scores or none has, and an end is in no text.
-        scored: scores that were asked for came with its tokens, or did not; None = that does not show.
+        ended: it has ended, was ended here, or failed. At most one more chunk comes.
+        done: the engine has ended it too. Before that, more lines may come.
+        num_tokens: the number of tokens that were taken.
+        num_unscored_ends: end tokens that came without the scores that were asked for. They are not tokens of the
+            reply, since all of its rows have scores or none has.
+        scored: True where the scores that were asked for came with its tokens; None = not known.
     """
 
     def __init__(self, request: Request, vocab_size: int) -> None:
@@ -71,7 +71,7 @@ class Conversation:
         if self.ended or self._scored is False:
             return
         if line.index is not None:
-            # A line of this form stands for its token; that one may have come before it all the same.
+            # A line of this form stands for its token, which may also have come before it.
             if line.index != self.num_tokens:
                 self.fail(f"the engine scored token {line.index} of the reply where {self.num_tokens} was due")
                 return
@@ -118,14 +118,14 @@ class Conversation:
             self._finish_reason, self._error = FinishReason.ERROR, reason
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
+        """End it for a caller that has left."""
         self._finish_reason, self._told = self._finish_reason or FinishReason.ABORT, True
 
     def chunk(self) -> TokenChunk | None:
-        """What is new and certain since the last one; None when there is nothing."""
+        """The new and certain results since the last one; None when there are none."""
         if self._told:
             return None
-        # An end token is in no text, but only the next line tells whether it is one.
+        # An end token is in no text, but only the next line shows that a token is one.
         if not self.ended and (not self._rows or self._last in self._ends):
             return None
         tokens = None
@@ -151,7 +151,7 @@ class Conversation:
         return limit is not None and self.num_tokens >= limit
 
     def _fits(self, token_id: int) -> bool:
-        """Whether a token may come here; else the request is ended."""
+        """True where a token may come here. Otherwise the request is ended."""
         if self._is_full:
             self._finish_reason = FinishReason.LENGTH
         elif token_id >= self._vocab_size:
@@ -161,7 +161,7 @@ class Conversation:
         return not self.ended
 
     def _settle(self) -> None:
-        """A line came where the scores of the last token were due."""
+        """Settle a token whose scores were due where another line came."""
         token_id, self._waiting = self._waiting, None
         if token_id is None or self.ended:
             return

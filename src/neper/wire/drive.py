@@ -1,4 +1,4 @@
-"""An engine of someone else's, in a process that speaks lines, as an Engine."""
+"""Another program as an Engine: a process that speaks lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("neper.engine")
 
 DEFAULT_MAX_LOGPROBS = 20
 
-# What a GEN line can say, and what is done here.
+# The fields that a GEN line has, and those that are handled here.
 _SAMPLING_FIELDS = frozenset(
     {
         "max_tokens",
@@ -66,7 +66,7 @@ MAX_WARNINGS = 20
 """Warnings about the lines of one process that are logged."""
 
 MAX_VOCAB_SIZE = 2**22
-"""Ids, several times those of the largest vocabularies: tables of that many are made."""
+"""Most ids, several times those of the largest vocabularies. Tables of that many are made."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,7 +74,7 @@ class _Job:
     """A request on its way: in the queue, then in a slot until the engine is done with it.
 
     Attributes:
-        heard: when the engine last said something of it.
+        heard: the time of the engine's last line about it.
         stopped: the engine was told to end it.
     """
 
@@ -89,12 +89,12 @@ class _Job:
 class LineEngine:
     """An Engine (see neper.engine.interface) that is a command speaking the T/LP line protocol.
 
-    An engine that names no slots computes one request at a time. What it cannot be told is not among the capabilities.
-    When its process dies, the requests that it had end with EngineDeadError, those that wait stay for the next process,
-    and until that is ready `submit` raises OverloadedError.
+    An engine that names no slots computes one request at a time. Its capabilities are those that lines can ask for.
+    When its process dies, the requests that it had end with EngineDeadError. Those that wait stay for the next process.
+    Until that is ready, `submit` raises OverloadedError.
 
     Args:
-        vocab_size: of the tokenizer, for engines that do not say theirs.
+        vocab_size: that of the tokenizer, for engines that do not tell theirs.
     """
 
     def __init__(self, config: LineEngineConfig, *, vocab_size: int) -> None:
@@ -205,7 +205,7 @@ class LineEngine:
         )
 
     async def _serve(self, child: Child) -> None:
-        """Work with a process until it is gone. Lines come to `_take`."""
+        """Work with a process until it is gone. Its lines come to `_take`."""
         self._fill()
         timeout = self._config.engine_silence_timeout
         while not child.gone.done():
@@ -221,7 +221,7 @@ class LineEngine:
     def _lost(self) -> None:
         child = self._supervisor.connection
         if child is not None:
-            child.on_lines = lambda lines: None  # what it still says is of requests that are no more
+            child.on_lines = lambda lines: None  # its last lines are about requests that have ended
         self._fail(self._running.values(), f"the engine {self._end}")
         self._running.clear()
 
@@ -232,9 +232,9 @@ class LineEngine:
             self._jobs.pop(job.request.request_id, None)
 
     def _fill(self) -> None:
-        """Send what waits, as far as there are free slots."""
+        """Send waiting requests while there are free slots."""
         if not self.alive:
-            return  # what waits is for the next process
+            return  # waiting requests are for the next process
         child = self._supervisor.connection
         assert child is not None
         while len(self._running) < self.capabilities.max_num_seqs and len(self._queue):
@@ -247,7 +247,7 @@ class LineEngine:
             child.write(format_request(gen_of(job.request, job.tag, self.capabilities.vocab_size)))
 
     def _take(self, lines: list[bytes]) -> None:
-        """What the engine says. One chunk a request tells all of these lines."""
+        """Take the engine's lines. Each request gets one chunk for all of its lines among them."""
         tagged = self._ready.tagged
         jobs: dict[str | None, _Job] = {}
         for line in lines:
@@ -295,13 +295,13 @@ class LineEngine:
         self._generated_tokens += conversation.num_tokens - before
 
     def _sends_logprobs(self, word: str | None) -> bool | None:
-        """As the engine says, or as it turned out before it was started again."""
+        """True where the engine sends scores: it says so, or did so before it was started again; None = not known."""
         if word is not None:
             return word != "none"
         return None if self._capabilities is None else self._capabilities.logprobs
 
     def _learn(self, conversation: Conversation) -> None:
-        """Whether the engine sends scores shows with the first request that asks for them."""
+        """Learn from the first request that asks for scores if the engine sends them."""
         if self.capabilities.logprobs is None and (scored := conversation.scored) is not None:
             if not scored:
                 logger.warning("this engine sends no logprobs: requests for them are refused from here on")
@@ -312,12 +312,12 @@ class LineEngine:
         if job is None:
             return
         job.conversation.fail(f"the engine sent a malformed line: {error}")
-        # One that ends a request ends it however it is written.
+        # A malformed line that ends a request ends it too.
         if error.line.startswith(("DONE", "ERR")):
             job.conversation.done = True
 
     def _warn(self, message: str) -> None:
-        """Log what is wrong with an engine's lines, a bounded number of times a process: it can be so with each."""
+        """Log a defect of an engine's lines, a bounded number of times per process, since each line can have one."""
         self._warnings += 1
         if self._warnings <= MAX_WARNINGS:
             logger.warning("%s", message)
@@ -325,7 +325,7 @@ class LineEngine:
             logger.warning("more warnings about the lines of this engine process are not logged")
 
     def _tell(self, job: _Job) -> None:
-        """Give out what is new of a request, and free its slot when the engine is done with it."""
+        """Give out the new results of a request, and free its slot when the engine is done with it."""
         conversation = job.conversation
         chunk = conversation.chunk()
         if chunk is not None:
@@ -337,7 +337,7 @@ class LineEngine:
             self._stop(job)
 
     def _stop(self, job: _Job) -> None:
-        """Have the engine end a request, once; if it cannot be told, its lines are ignored until it has."""
+        """Tell the engine once to end a request. If it cannot be told, its lines are ignored until the request ends."""
         if job.stopped:
             return
         job.stopped = True
@@ -346,7 +346,7 @@ class LineEngine:
             self._supervisor.connection.write(format_request(Stop(job.tag)))
 
     def _forget(self, request_id: str) -> None:
-        """Nobody reads a request any more."""
+        """Drop a request that nobody reads any more."""
         job = self._jobs.get(request_id)
         if job is None:
             return
@@ -358,7 +358,7 @@ class LineEngine:
             del self._jobs[request_id]
 
     def _is_hung(self, timeout: float) -> bool:
-        """End requests of which nothing was heard for so long; True when one was ended as long ago already."""
+        """End requests about which no line came for so long. True when one was ended as long ago already."""
         now = time.monotonic()
         for job in list(self._running.values()):
             if now - job.heard < timeout:

@@ -1,4 +1,4 @@
-"""The handshake: what an engine that speaks lines says of itself until it is ready."""
+"""The handshake: the lines of an engine about itself until it is ready."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger("neper.engine")
 
 
 class Handshake:
-    """The lines of a process up to READY, others than INFO skipped: it may greet whoever started it.
+    """The lines of a process up to READY. Lines other than INFO are skipped: it may print a greeting.
 
     Attributes:
-        fields: of its INFO lines.
+        fields: those of its INFO lines.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -37,7 +37,7 @@ class Handshake:
                 continue
             if isinstance(answer, Info):
                 logger.debug("the engine: %s", answer.text)
-                if "=" in answer.text.partition(" ")[0]:  # else it is prose, or how far loading is
+                if "=" in answer.text.partition(" ")[0]:  # else it is prose, or the progress of loading
                     self.fields |= answer.fields
             elif isinstance(answer, ReadyLine) and not self._ready.done():
                 self._ready.set_result(answer)

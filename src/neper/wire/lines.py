@@ -1,11 +1,11 @@
-"""The lines of the T/LP protocol: what each one says, read from bytes and written as bytes. Nothing here has state.
+"""The lines of the T/LP protocol as structs, read from bytes and written as bytes. Nothing here has state.
 
-Words are parted by ASCII white space; a line may end in CR LF, LF or nothing. Numbers are in ASCII, without `_`, nan or
-inf. The one infinity is a listed alternative of `-inf` (what a mask leaves of an id that was named), and a number below
-the range of float32 means the same. In the tagged form every line of a request names it by any word without spaces.
+ASCII white space separates words. A line may end in CR LF, LF or nothing. Numbers are in ASCII, without `_`, nan and
+inf. The only infinity is a listed alternative of `-inf`, the logprob of a named id that is masked. A number below the
+range of float32 means the same. In the tagged form every line of a request names it by any word without spaces.
 
-Words that newer engines may add are skipped: keys of GEN, words of READY, and what follows the last known word of PP
-and DONE. All else that is not in the grammar is a LineError.
+Words that newer engines may add are skipped: keys of GEN, words of READY, and words after the last known one of PP and
+DONE. Everything else that is not in the grammar is a LineError.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LineError(ValueError):
     """A line that is not of the grammar.
 
     Attributes:
-        reason: what is wrong with it.
+        reason: the defect.
         line: its beginning, as text.
-        tag: the request that it names, where one could be read.
+        tag: the request that it names, if that could be read.
     """
 
     def __init__(self, reason: str, line: bytes, tag: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Info(msgspec.Struct, frozen=True):
 
     @property
     def fields(self) -> dict[str, str]:
-        """Its `key=value` words; of a key that comes twice the last counts."""
+        """Its `key=value` words. If a key comes twice, the last one counts."""
         return dict(word.split("=", 1) for word in self.text.split() if "=" in word)
 
 
@@ -59,8 +59,8 @@ class ReadyLine(msgspec.Struct, frozen=True):
 
     Attributes:
         context: longest prompt + generation, in tokens.
-        stop: it honours STOP while a request runs.
-        slots: requests that it runs at a time; 0 where it does not say.
+        stop: the engine honours STOP while a request runs.
+        slots: requests that it runs at a time; 0 where it does not tell.
     """
 
     context: int
@@ -69,7 +69,7 @@ class ReadyLine(msgspec.Struct, frozen=True):
 
     @property
     def tagged(self) -> bool:
-        """Whether its requests have names from here on."""
+        """True where requests have names from here on."""
         return self.slots >= 2
 
 
@@ -81,7 +81,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """PP: tokens of the prompt that were read, of so many."""
+    """PP: tokens of the prompt that were read, and their total."""
 
     read: int
     total: int
@@ -96,7 +96,7 @@ class Done(msgspec.Struct, frozen=True):
         finish: "stop", "length", "cancel" or a word of the engine's own.
         accepted, offered: tokens that were drafted.
         reused: prompt tokens that were not computed again.
-        hits, lookups: of the engine's cache of weights.
+        hits, lookups: those of the engine's cache of weights.
     """
 
     generated: int
@@ -133,16 +133,16 @@ SAMPLING_KEYS = {
     "penalty_freq": "frequency_penalty",
     "penalty_present": "presence_penalty",
 }
-"""Keys of GEN that mean a field of SamplingParams, neutral value included."""
+"""Keys of GEN that mean a field of SamplingParams, with the same neutral value."""
 
 
 class Gen(msgspec.Struct, frozen=True, kw_only=True):
     """GEN: one request. A key that is None (`allowed`: empty) is not sent.
 
     Attributes:
-        temperature: 0 or none is greedy.
-        logprobs: alternatives to list of each token; 0 = its own score alone, None = no scores.
-        allowed: the only ids that may be sampled; the scores are of exactly those.
+        temperature: 0 or None is greedy.
+        logprobs: alternatives to list per token; 0 = its own score alone, None = no scores.
+        allowed: the only ids that may be sampled. The scores list exactly those.
     """
 
     prompt_token_ids: list[int]
@@ -178,7 +178,7 @@ RequestLine = Gen | Stop | Quit
 
 
 def parse_answer(line: bytes, *, tagged: bool) -> AnswerLine:
-    """What the engine says. Raises LineError, and nothing else whatever the bytes."""
+    """Read an engine's line. Raises LineError, and no other error for any bytes."""
     words = line.split()
     tag = None
     try:
@@ -193,7 +193,7 @@ def parse_answer(line: bytes, *, tagged: bool) -> AnswerLine:
 
 
 def parse_request(line: bytes, *, tagged: bool) -> RequestLine:
-    """What is asked of an engine. Raises LineError, and nothing else whatever the bytes."""
+    """Read a line to an engine. Raises LineError, and no other error for any bytes."""
     words = line.split()
     tag = None
     try:
@@ -327,7 +327,7 @@ def _parse_gen(words: list[bytes], tag: str | None) -> Gen:
 
 
 def _real_of(field: str) -> Callable[[bytes, str], float]:
-    """Reads a number of a field's range, its ends included; an engine may take fewer."""
+    """A reader of numbers in a field's range, ends included. An engine may take fewer."""
     own = SamplingParams.bounds()[field].own
     low = own.ge if own.gt is None else own.gt
     return partial(real, low=-math.inf if low is None else low, high=math.inf if own.le is None else own.le)

@@ -1,4 +1,4 @@
-"""The LP line: the scores of one token. It is read once a token, so all its numbers are read in one pass."""
+"""The LP line: the scores of one token. One comes per token, so all its numbers are read in one pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 from neper.wire.words import LAST_ID, NUMBER, ending, integer
 
 ROUNDING = 1e-3
-"""How far above 0 an engine's rounding may leave a logprob, which is then 0."""
+"""The most that rounding may put a logprob above 0. It then counts as 0."""
 
 _FLOAT32_END = -(2.0**128 - 2.0**103)
 """From here down, float32 rounds to -inf."""
@@ -25,9 +25,9 @@ class Logprobs(msgspec.Struct, frozen=True):
     """LP: the scores of one token. All ids are distinct, and no logprob is above 0.
 
     Attributes:
-        logprob: the token's; finite.
-        ids, logprobs: the alternatives in the engine's order, as many as it sent.
-        index, token_id: the token's place in the reply and its id, in the raw-v1 form alone.
+        logprob: that of the token; finite.
+        ids, logprobs: all alternatives that the engine sent, in its order.
+        index, token_id: the token's place in the reply and its id, only in the raw-v1 form.
     """
 
     logprob: float
@@ -40,8 +40,8 @@ class Logprobs(msgspec.Struct, frozen=True):
     def row(self, token_id: int, places: int | None = None) -> bytes:
         """A row of PackedRows with `places` alternatives (default: all): best first, and equal ones as they came.
 
-        A longer list is cut, a shorter one padded. The rank counts listed values, so of a token below all of them it
-        is the least that it can be. A token that is listed is ranked by its listed value: the two may be rounded
+        A longer list is cut, a shorter one padded. The rank counts listed values. For a token below all of them it is
+        the least possible rank. A token that is listed is ranked by its listed value, since the two may be rounded
         differently.
         """
         ids, logprobs = self.ids, sorted(self.logprobs, reverse=True)
@@ -71,7 +71,7 @@ class Logprobs(msgspec.Struct, frozen=True):
 
 
 def parse_logprobs(words: list[bytes], tag: str | None) -> Logprobs:
-    """`LP <logprob> [<id>:<logprob> …]`, or the raw-v1 form. Raises ValueError with what is wrong."""
+    """`LP <logprob> [<id>:<logprob> …]`, or the raw-v1 form. Raises ValueError that names the defect."""
     index = token_id = None
     numbers = words[1:]
     if len(words) > 2 and words[2] == b"raw":
@@ -84,7 +84,7 @@ def parse_logprobs(words: list[bytes], tag: str | None) -> Logprobs:
     if not numbers:
         raise ValueError("LP needs a logprob")
     listed = len(numbers) - 1
-    # What parts the numbers is checked here, and the numbers by a strict reader, in half the time of a call for each.
+    # The separators are checked here. A strict reader takes all numbers at once, in half the time of a call for each.
     text = b",".join(numbers)
     if b"inf" in text:
         text = text.replace(b":-inf", _PAST_THE_END)

@@ -1,4 +1,4 @@
-"""GEN and our own requests: each as the other. What the line cannot say, or our engine cannot do, is a ValueError."""
+"""GEN lines from our requests, and our requests from GEN lines. ValueError where one cannot express the other."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _NEUTRAL = SamplingParams()
 
 
 def gen_of(request: Request, tag: str | None, vocab_size: int) -> Gen:
-    """The line that asks an engine for `request`, without what is neutral. Stop ids and strings stay with the caller.
+    """The line that asks an engine for `request`, without neutral values. The caller handles stop ids and strings.
 
-    Raises ValueError where `max_tokens` is None: what is left of the context is the caller's to know.
+    Raises ValueError where `max_tokens` is None: only the caller knows the rest of the context.
     """
     sampling, top_k = request.sampling, request.logprobs.top_k
     if sampling.max_tokens is None:
@@ -42,14 +42,14 @@ def request_of(
     max_model_len: int,
     max_logprobs: int,
 ) -> Request:
-    """What our engine computes for `gen`.
+    """Our engine's request for `gen`.
 
     Args:
         max_model_len: the engine's context, in tokens.
         max_logprobs: most alternatives that a line may ask for; -1 = any. An allowed set is listed whole all the same.
 
     Raises:
-        ValueError: our engine cannot do it. What is wrong with its ids and lengths, the engine says itself.
+        ValueError: our engine cannot do it. The engine itself checks ids and lengths.
     """
     given = {key: value for key in SAMPLING_KEYS if (value := getattr(gen, key)) is not None}
     for key, value in given.items():
@@ -69,7 +69,7 @@ def request_of(
     allowed = len(set(gen.allowed))
     top_k = gen.logprobs
     if allowed and top_k is not None:
-        # Our engine lists a small set whatever it is asked for, but of a larger one its best.
+        # Our engine always lists the whole of a small set, but only the best of a larger one.
         top_k = allowed if allowed > LISTED_WHOLE else 0
     elif top_k is not None and 0 <= max_logprobs < top_k:
         raise ValueError(f"{top_k} alternatives were asked for; 0 to {max_logprobs} can be listed")

@@ -1,8 +1,8 @@
-"""`neper engine`: our own engine on stdin and stdout, for whoever speaks the T/LP line protocol.
+"""`neper engine`: our own engine on stdin and stdout, for programs that speak the T/LP line protocol.
 
-Lines are read in a thread and answered in the loop that steps the engine; what a step brings is written at once. The
-tag of a request is its id in the engine. Without tags one request runs at a time, and what came after it waits here:
-whatever is said is of the first that has not ended.
+Lines are read in a thread and answered in the loop that steps the engine. The results of a step are written at once.
+The tag of a request is its id in the engine. Without tags one request runs at a time, and later ones wait here. Every
+line is then about the first request that has not ended.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Reply:
 
     Attributes:
         prompt, generated, reused: tokens, as DONE tells them.
-        read: tokens of the prompt that were told to be computed.
-        began, first_token, told: when it came, when its first token did, and when anything was said of it.
+        read: tokens of the prompt that PP has told.
+        began, first_token, told: the times of its arrival, its first token, and the last line about it.
     """
 
     tag: str | None
@@ -74,7 +74,7 @@ class _Reply:
 
 
 class Speaker:
-    """An engine that takes and writes lines: `take` and `tell` are for `engine.remote.loop`.
+    """An engine that takes and writes lines. `engine.remote.loop` calls `take` and `tell`.
 
     Args:
         core: it must list any number of alternatives.
@@ -111,7 +111,7 @@ class Speaker:
         self._flush()
 
     def take(self) -> bool:
-        """Act on all lines that are there, waiting for one when there is nothing to compute. False = stop."""
+        """Act on all lines that are there. Waits for one when there is nothing to compute. False = stop."""
         try:
             line = self._asked.get(block=not self._core.has_work)
             while line is not None and self._take(line):
@@ -122,7 +122,7 @@ class Speaker:
         return False
 
     def tell(self, chunks: list[TokenChunk]) -> None:
-        """Write what a step brought, and begin what its ends make room for."""
+        """Write the results of a step, and begin requests for which it made room."""
         now = time.monotonic()
         for chunk in chunks:
             self._answer(chunk, now)
@@ -147,11 +147,11 @@ class Speaker:
         return True
 
     def _name_of_nobody(self, tag: str | None) -> str:
-        """What an error names that must not read as the end of a running request."""
+        """The name in an error that must not read as the end of a running request."""
         return "?" if tag is None or tag in self._replies else tag
 
     def _begin_waiting(self) -> None:
-        """Hand over to the engine what waits for its turn; with tags nothing does."""
+        """Hand waiting requests over to the engine. With tags none waits."""
         while self._waiting and (self.ready.tagged or not self._replies):
             item = self._waiting.popleft()
             if isinstance(item, Gen):
@@ -174,7 +174,7 @@ class Speaker:
         self._core.add(request)
 
     def _stop(self, stop: Stop) -> None:
-        """End a request; one that is not known may just have ended."""
+        """End a request. One that is not known may just have ended."""
         request_id = stop.tag or ""
         reply = self._replies.pop(request_id, None)
         if reply is not None:
@@ -203,7 +203,7 @@ class Speaker:
             self._say(reply.done(chunk.finish_reason.value, now))
 
     def _tell_progress(self, now: float) -> None:
-        """PP for prompts of which more was computed, and for requests of which nothing was said for a while."""
+        """Say PP for prompts of which more was computed, and for requests without a line for a while."""
         scheduler = self._core.scheduler
         for seq in itertools.chain(scheduler.running, scheduler.waiting):
             reply = self._replies[seq.request.request_id]
@@ -237,7 +237,7 @@ def run(config: EngineConfig) -> int:
     def say(*texts: str) -> None:
         write(b"".join(format_answer(Info(text)) for text in texts))
 
-    # Only now: what these print while they are imported is not part of the protocol.
+    # Only now: lines that these print during the import are not part of the protocol.
     from neper.engine.core import EngineCore
     from neper.engine.remote import loop
     from neper.models.source import named_ends, resolve
@@ -253,7 +253,7 @@ def run(config: EngineConfig) -> int:
     can = core.capabilities
     try:
         ends = tuple(reply_ends(Tokenizer.from_directory(source.path), named_ends(source.path)))
-    except NeperError:  # whoever speaks in ids needs no tokenizer, and no chat template
+    except NeperError:  # a program that speaks in ids needs no tokenizer, and no chat template
         ends = source.eos_token_ids
     say(f"device={can.device} dtype={can.dtype}", f"vocab_size={can.vocab_size} max_logprobs={config.max_logprobs}")
     speaker = Speaker(core, asked, write, eos_token_ids=ends, max_logprobs=config.max_logprobs)
@@ -262,7 +262,7 @@ def run(config: EngineConfig) -> int:
 
 
 def _take_stdout() -> Callable[[bytes], None]:
-    """What writes to stdout from here on; all that others print goes to stderr, since stdout is the protocol's."""
+    """Take stdout for the protocol: returns its writer. Everything that others print then goes to stderr."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -277,7 +277,7 @@ def _take_stdout() -> Callable[[bytes], None]:
 
 
 def _read(asked: Lines) -> None:
-    """Pass on the lines of stdin, and then None. What stands there at the end without a line feed was cut off."""
+    """Pass on the lines of stdin, and then None. A last line without a line feed was cut off, and is dropped."""
     try:
         # A file of our own: at its end the interpreter would wait for the lock of sys.stdin.
         with open(0, "rb", closefd=False) as stdin:
@@ -289,7 +289,7 @@ def _read(asked: Lines) -> None:
 
 
 def _progress(say: Callable[[str], None]) -> Progress:
-    """Tells how far loading is, once in a while and at the end of each part."""
+    """A function that tells the progress of loading, once in a while and at the end of each part."""
     told = 0.0
 
     def progress(done: int, total: int, what: str) -> None:

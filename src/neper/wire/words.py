@@ -1,6 +1,6 @@
 """Words of lines: whole numbers, numbers, ids and texts, read strictly and written.
 
-What is malformed raises ValueError with a reason that names it.
+A malformed word raises ValueError, whose message names it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import orjson
 LAST_ID = 2**31 - 1
 DIGITS = b"0123456789"
 NUMBER = DIGITS + b".eE+-"
-"""What numbers are made of."""
+"""The bytes of numbers."""
 
 LONGEST_NUMBER = 64
-"""Characters; no engine writes as many, and reading would take longer than they are worth."""
+"""Most characters of a number. No engine writes as many, and reading them would take long."""
 
 
 def integer(word: bytes, name: str, *, low: int = 0, high: int = 2**63 - 1) -> int:
@@ -44,7 +44,7 @@ def real(word: bytes, name: str, *, low: float = -math.inf, high: float = math.i
 
 
 def id_list(word: bytes, name: str) -> list[int]:
-    """One id or more, with commas between and no leading zeros."""
+    """Ids with commas between and no leading zeros; at least one."""
     try:
         ids: list[int] = [] if word.translate(None, DIGITS + b",") else orjson.loads(b"[%b]" % word)
     except orjson.JSONDecodeError:
@@ -62,7 +62,7 @@ def utf8(word: bytes, name: str) -> str:
 
 
 def pop_tag(words: list[bytes]) -> str:
-    """Takes the request's name, ` #name`, off the end of an answer."""
+    """Take the request's name, ` #name`, off the end of an answer."""
     if len(words) < 2 or len(words[-1]) < 2 or not words[-1].startswith(b"#"):
         raise ValueError("it names no request")
     return utf8(words.pop()[1:], "the request's name")
@@ -74,15 +74,15 @@ def joined(words: list[bytes]) -> str:
 
 
 def ending(tag: str | None) -> bytes:
-    """How an answer ends, line feed included."""
+    """The end of an answer, with its line feed."""
     return b"\n" if tag is None else b" #%b\n" % tag.encode()
 
 
 def spaced(text: str) -> bytes:
-    """A text that stays on one line."""
+    """The text on one line."""
     return " ".join(text.split()).encode("utf-8", "replace")
 
 
 def comma_list(ids: Sequence[int]) -> str:
-    """As `id_list` reads it."""
+    """The ids in the form that `id_list` reads."""
     return ",".join(map(str, ids))

@@ -1,7 +1,7 @@
 """Request bodies: their fields, types and plain bounds, decoded strictly (true, 1.0 and "5" are no integers).
 
-Every field may be null, which equals absent, so every default here is None and the real default is chosen where the
-field is used. A field that is known but not implemented is refused by its type (`Only`), and never ignored.
+Every field may be null, which equals absent. So every default here is None, and the real default stands where the field
+is used. A field that is known but not implemented is refused by its type (`Only`), and never ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from neper.types import LogprobsMode, SamplingParams
 _bounds = SamplingParams.bounds()
 # OpenAI's bounds; the engine would take more.
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
-# JSON's integers have no largest. What counts something is bounded where that is known.
+# JSON's integers have no largest. Counts are bounded where their limit is known.
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Alternatives = Annotated[int, Meta(ge=-1)]  # -1 = all ids
 SomeIds = Annotated[list[int], Meta(min_length=1)]
-# Each is encoded twice, and looked for at every token.
+# Each is encoded twice, and compared at every token.
 BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=128)]
 
 
@@ -36,11 +36,11 @@ class TextPart(Strict):
 
     @property
     def told(self) -> str | None:
-        """The text, under the name that the part's type has for it."""
+        """The text, from the field that the part's type has for it."""
         return self.refusal if self.type == "refusal" else self.text
 
     def check(self, where: str, param: str, types: tuple[str, ...]) -> None:
-        """`types` are those that may stand here."""
+        """Check the part; `types` are those that may stand here."""
         if self.type not in types:
             raise UnsupportedError(
                 f"{where}: parts of type {self.type!r} are not supported, only {' and '.join(map(repr, types))}",
@@ -59,7 +59,7 @@ class StreamOptions(Strict):
 
 
 class GenerationBody(RequestBody):
-    """What chat and completions have in common."""
+    """The fields that chat and completions have in common."""
 
     model: str | None = None
     stream: bool | None = None
@@ -90,7 +90,7 @@ class GenerationBody(RequestBody):
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # Hints: they cannot change the answer, or only wish for it, and are taken without effect.
+    # Hints: the answer does not depend on them, so they have no effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: Annotated[bool | None, Only(False)] = None
@@ -126,7 +126,7 @@ class GenerationBody(RequestBody):
 
     @property
     def constrained_by(self) -> str:
-        """The field that says what the reply must follow, where one does."""
+        """The field that constrains the reply, if there is one."""
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property

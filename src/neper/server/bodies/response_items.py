@@ -1,4 +1,4 @@
-"""Input items of a response: messages, reasoning, calls and what they gave."""
+"""Input items of a response: messages, reasoning, calls and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(TextPart):
-    # A part of an earlier response comes back with them.
+    # Parts of earlier responses have them.
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     # Hints: they cannot change the answer.
@@ -69,7 +69,7 @@ class InputReasoning(InputItem, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All of its text. The summary stands in where that is missing."""
+        """All of its text, or the summary if there is none."""
         return _joined(self.content or self.summary or [])
 
     def check(self, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The body of a request for a response: input items, tools, the form of the text, and what is to be included."""
+"""The body of a request for a response: input items, tools, the form of the text, and fields to include."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Summary = Literal["auto", "concise", "detailed"]
 
 
 class TextFormat(Strict):
-    """As chat's `response_format`, with the schema's fields beside the type."""
+    """Chat's `response_format`, with the schema's fields beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -67,7 +67,7 @@ class TextConfig(Strict):
 
 class ReasoningConfig(Strict):
     effort: ReasoningEffort | None = None
-    # Reasoning comes whole, as text, so nothing is summed up.
+    # Reasoning comes whole, as text, so there is no summary.
     summary: Summary | None = None
     generate_summary: Summary | None = None
     context: Refused = None
@@ -134,7 +134,7 @@ class ResponsesBody(GenerationBody, dict=True):
 
     @cached_property
     def choice(self) -> Choice:
-        """The functions that may be called, and if one must be."""
+        """The functions that may be called, or must be."""
         choice = read_choice(self.tool_choice)
         names = {function.name for function in self.functions}
         named = () if isinstance(choice, str) else choice.tools if isinstance(choice, AllowedTools) else (choice,)

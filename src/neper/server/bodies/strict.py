@@ -1,7 +1,7 @@
 """Strict decoding of request bodies: unknown fields, wrong types and broken JSON are errors that name the field.
 
-A decoder holds the GIL until it is done, and so the event loop, in whatever thread it runs. So how much there is to
-decode is counted in the text first.
+A decoder holds the GIL until it is done, and with it the event loop, in any thread. So the amount of work is counted in
+the text first.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from neper.server.bodies.other_names import advice
 Kind = TypeVar("Kind", bound="Strict")
 Body = TypeVar("Body", bound="RequestBody")
 
-# Of a function or a schema, as OpenAI bounds it. `$` alone would let a newline follow.
+# The name of a function or a schema, with OpenAI's bounds. `$` alone would let a newline follow.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 @dataclass(frozen=True, eq=False)  # types that are equal are one, and False is equal to 0
 class Only:
-    """Annotates a field that is known but not implemented: all is refused but null and one value, where there is one.
+    """Annotates a field that is known but not implemented: it takes only null, and one value where there is one.
 
-    The value asks for what happens here anyway.
+    The value asks for the behaviour that this server has anyway.
     """
 
     value: Any = None
@@ -41,10 +41,10 @@ Refused = Annotated[Any, Only()]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON object without unknown fields: but for null, which equals absent whatever its name."""
+    """A JSON object without unknown fields, except those that are null: null equals absent."""
 
     def check_unsupported(self, param: str | None = None) -> None:
-        """Raises UnsupportedError for a field that has another value than its `Only` takes."""
+        """Check the fields that an `Only` annotates. Raises UnsupportedError for another value than it takes."""
         for name, value in only_values(type(self)).items():
             given = getattr(self, name)
             # 0 is no false here, and 1 no true; but 1.0 is 1.
@@ -55,7 +55,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @functools.cache
 def only_values(kind: type[Strict]) -> dict[str, Any]:
-    """The fields that an `Only` annotates, with its value; those of which no value is taken come first."""
+    """The fields that an `Only` annotates, with its value. Fields without a value come first."""
     found = {}
     for field in msgspec.structs.fields(kind):
         for mark in getattr(field.type, "__metadata__", ()):
@@ -68,7 +68,7 @@ class RequestBody(Strict):
     """The body of a request."""
 
     def check(self) -> None:
-        """Refuse what the types alone allow."""
+        """Refuse bodies that the types allow, but that are wrong all the same."""
 
 
 MAX_DEPTH = 100
@@ -76,9 +76,9 @@ MAX_DEPTH = 100
 
 MAX_STRINGS = 2**18
 MAX_COST = 30_000_000
-"""Most nanoseconds that decoding may take, by the costs below."""
+"""Most nanoseconds of decoding, by the costs below."""
 
-# Nanoseconds that msgspec takes for each of these at most, with what is freed and collected for it (on a Xeon of 2023).
+# Most nanoseconds that msgspec takes for each of these, with freeing and collecting memory (on a Xeon of 2023).
 _COSTS = {b",": 25, b":": 60, b"[": 400, b"{": 400, b".": 100, b"e": 700, b"E": 700}
 _STRING_COST = 40
 _ESCAPE = b"\\"
@@ -96,9 +96,9 @@ _TRIED_BYTES = 16 * 2**20
 
 
 def decode_body(data: bytes, kind: type[Body]) -> Body:
-    """The body as a `kind`, checked by itself; anything wrong is an InvalidRequestError that names the field.
+    """The body as a `kind`, decoded and checked.
 
-    Raises RequestTooLargeError for one that would take too long to decode.
+    Raises InvalidRequestError that names the field, and RequestTooLargeError where decoding would take too long.
     """
     _check_size(data)
     body = decode(data, kind)
@@ -107,7 +107,7 @@ def decode_body(data: bytes, kind: type[Body]) -> Body:
 
 
 def decode(data: bytes, kind: type[Kind]) -> Kind:
-    """A part of a body that was counted."""
+    """A part of a body, as a `kind`. The body's size was checked before."""
     try:
         try:
             value: Kind = _decoder(kind).decode(data)
@@ -126,7 +126,7 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
 
 
 def _check_size(data: bytes) -> None:
-    """Every step is one pass in C over a part of the text, and other threads may run in between."""
+    """Check the time to decode. Each step is one pass in C over a part of the text. Other threads run in between."""
     counts = dict.fromkeys(_COSTS, 0)
     escapes = dict.fromkeys(_ESCAPE_COSTS, 0)
     quotes, brackets = 0, b""
@@ -151,7 +151,7 @@ def _check_size(data: bytes) -> None:
 
 
 def _outside_strings(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    """Each part of the text, how many quotes it has, and what in it is outside of strings."""
+    """Each part of the text, its number of quotes, and its text outside of strings."""
     quotes = start = 0
     while start < len(data):
         part = data[start : start + _PART_BYTES]
@@ -175,7 +175,7 @@ def _decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
 
 
 def _finite(text: str) -> float:
-    """A number of a free-form field; msgspec's own reading takes 14 us for one such as 1e300."""
+    """A number of a free-form field. msgspec's own reader takes 14 us for one such as 1e300."""
     value = float(text)
     if value - value != 0.0:
         raise ValueError("Number out of range")
@@ -205,7 +205,7 @@ def _is_free(value: Any) -> bool:
 
 
 def _check_free(value: Any, param: str) -> None:
-    """Check that a value can be written as JSON again: templates, grammars and replies that repeat it must."""
+    """Check that a value can be written as JSON again, for templates, grammars and replies that repeat it."""
     if isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
         for item in value:
             _check_free(item, param)
@@ -220,7 +220,7 @@ def _check_free(value: Any, param: str) -> None:
 
 
 def _without_unknown_nulls(value: Any, kind: type[Kind], tries: int) -> Kind:
-    """The body as a `kind`, without the unknown fields that are null. A try finds one of them."""
+    """The body as a `kind`, without the unknown fields that are null. Each try finds one of them."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -231,7 +231,7 @@ def _without_unknown_nulls(value: Any, kind: type[Kind], tries: int) -> Kind:
 
 
 def _drop_null(value: Any, path: str, name: str) -> bool:
-    """Take a field that is null out of the object at a path such as `messages[0]`; False where it is not null."""
+    """Remove a field that is null from the object at a path such as `messages[0]`. False where it is not null."""
     for step in _STEP.findall(path):
         if isinstance(value, list) and step.isdigit():
             value = value[int(step)]

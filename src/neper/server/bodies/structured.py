@@ -1,4 +1,4 @@
-"""`response_format` and `structured_outputs`: what a body says of the reply's form, as a constraint."""
+"""`response_format` and `structured_outputs`: the form that a body asks for, as a constraint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ResponseFormat(Strict):
     json_schema: NamedSchema | None = None
 
     def schema(self) -> JsonSchema | None:
-        """What JSON the reply must be; None where it is free."""
+        """The schema of the reply's JSON; None where the reply is free."""
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise InvalidRequestError(
                 "response_format: type json_schema and the field json_schema go together", param="response_format"
@@ -81,7 +81,7 @@ class StructuredOutputs(Strict):
 def constraint_of(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> Constraint | None:
-    """What the two fields of a body ask for together; None where a reply is free.
+    """The constraint of the two fields of a body; None where the reply is free.
 
     Raises:
         InvalidRequestError: a field that contradicts itself or the other, or a schema with unknown keywords.

@@ -1,4 +1,4 @@
-"""Objects that are decoded by their type, one by one, so that those of other kinds are refused by that kind."""
+"""Objects that are decoded by their type, one by one, so that errors about unknown types name them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neper.types import JsonObject
 
 
 class _Typed(msgspec.Struct):
-    """The field that tells an object's kind; all else in it is left for later."""
+    """The field that tells an object's kind. All others are decoded later."""
 
     type: str | None = None
 

@@ -1,10 +1,10 @@
 """Logprob entries: ids and the texts of their scores become ready-made JSON, for every endpoint.
 
-Nothing is made per alternative but a slice of text: a table gives each id's JSON up to its number, `score_texts` the
-numbers, and one join interleaves them. Methods return elements joined by commas, without the brackets around them, so
-that the pieces of a stream fold into a full reply by joining.
+Each alternative costs only a slice of text: a table has each id's JSON up to its number, `score_texts` makes the
+numbers, and one join interleaves them. Methods return elements joined by commas, without the brackets around them. So
+the pieces of a stream join to a full reply.
 
-Only an alternative that follows a half-written character is decoded by itself, against the bytes before it.
+Only an alternative after an unfinished character is decoded by itself, with the bytes before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neper.text.tokenizer import Tokenizer, spell_bytes
 
 
 class FragmentTable(dict[int, bytes]):
-    """Token id → the JSON text that precedes its number; filled as ids are first met."""
+    """Token id → the JSON text that precedes its number. Ids are added when they first occur."""
 
     def __init__(self, make: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class LegacyArrays(NamedTuple):
 
 
 class Entries:
-    """Writes entries with one tokenizer's texts. One per server: its tables grow with the ids that were met.
+    """Writes entries with one tokenizer's texts. One per server: its tables grow with the ids that occur.
 
-    Methods take the released tokens and their scores (same length), and `k`, the alternatives to list of each. With
-    `ids_as_text`, every token's text is `token_id:N`. `begin` is the place among the tokens of the one that begins a
-    text of its own, -1 where none does: its alternatives drop the space that it drops.
+    Methods take the released tokens and their scores (same length), and `k`, the alternatives to list per token. With
+    `ids_as_text`, every token's text is `token_id:N`. `begin` is the place of the token that begins a text of its own;
+    -1 where none does. Its alternatives drop the same leading space as it does.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -109,8 +109,8 @@ class Entries:
     ) -> LegacyArrays:
         """The parallel arrays of all tokens, invisible ones too; the first text begins at character `offset`.
 
-        The dict of a token holds its `k` alternatives and itself.
-        `scored` may be shorter than `tokens`: those before the first (the prompt's first) have null scores.
+        The dict of a token holds its `k` alternatives and itself. `scored` may be shorter than `tokens`: the tokens
+        before the first score (the prompt's first token) have null scores.
         """
         table = self._legacy_ids if ids_as_text else self._legacy
         unscored = len(tokens) - len(scored)
@@ -132,7 +132,7 @@ class Entries:
             else:
                 keys = [_legacy_key(*self._alternative(i, token.held, place == begin), token.held) for i in ids]
             if token_id in ids:
-                # A stop string may have cut the token: its key is its text in `tokens` all the same.
+                # A stop string may have cut the token. Its key is still its text in `tokens`.
                 keys[ids.index(token_id)] = label
                 values = values[1:]
             else:
@@ -151,8 +151,8 @@ class Entries:
     def prompt(self, tokens: Sequence[TextToken], scored: Sequence[ScoreText], k: int, *, begin: int = -1) -> bytes:
         """The `prompt_logprobs` list: null, then `{id: {decoded_token, logprob, rank}}`, the actual token first.
 
-        The rank of an alternative is 1 + the number of strictly greater values before it, which a top-k list holds
-        completely.
+        The rank of an alternative is 1 + the number of strictly greater values before it. A top-k list holds all of
+        those.
         """
         unscored = len(tokens) - len(scored)
         entries = [b"null"] * unscored
@@ -162,7 +162,7 @@ class Entries:
             parts = [b'%b%b,"rank":%d}' % (head, values[0], words[1])]
             rank, previous = 1, b""
             for position, (i, value) in enumerate(zip(listed_ids(words, k), values[1:], strict=False), 1):
-                # Equal floats have equal text, and others have not.
+                # Equal floats have equal text, and different floats different text.
                 if value != previous:
                     rank, previous = position, value
                 if i == token_id:
@@ -176,7 +176,7 @@ class Entries:
         return b",".join(entries)
 
     def _is_plain(self, token_id: int, token: TextToken) -> bool:
-        """True when a token reads as it does alone: no held bytes, nothing dropped or cut off."""
+        """True when a token has the text that it has alone: no held bytes, nothing dropped or cut off."""
         piece = self._pieces[token_id]
         return not token.held and token.text == piece.text and token.data == piece.data
 
@@ -195,14 +195,14 @@ class Entries:
 
 
 def _chat_head(text: str, data: bytes) -> bytes:
-    """Begins with what ends the entry before it, so that fragments and numbers need no other glue."""
+    """An entry up to its number. It begins with the end of the entry before it, so that one join makes all entries."""
     return b'},{"token":%b,"bytes":%b,"logprob":' % (orjson.dumps(text), orjson.dumps(list(data)))
 
 
 def _legacy_key(text: str, data: bytes, held: bytes) -> bytes:
     """A token's text, or `bytes:\\xf0\\x9f` (its own bytes) when it leaves a character unfinished or broken.
 
-    Where it only broke off the character before it, that is its own text.
+    Where it only breaks off the character before it, the key is its own text.
     """
     if _is_text(held + data):
         return b",%b:" % orjson.dumps(text)

@@ -1,7 +1,7 @@
 """Score texts: packed rows become lists of ids and the JSON text of every number, many rows in one pass.
 
-A pass costs a few microseconds of numpy however few rows it has. So the rows that one engine step brings for all
-streams are collected while their chunks are taken in, and the first stream to be written converts them all.
+A pass costs a few microseconds of numpy, even for few rows. So the rows of one engine step are collected for all
+streams while their chunks are taken in. The first stream to be written converts them all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ScoreText(NamedTuple):
 def read_scores(rows: PackedRows, k: int | None = None) -> list[ScoreText]:
     """Every row with its first `k` alternatives (default: all), numbers in the shortest form that float32 needs.
 
-    Raises ValueError for NaN: an invalid row must never get here, nor out of here.
+    Raises ValueError for NaN. An invalid row must never get here, or out of here.
     """
     scored = _read(rows.top_k, rows.data, k)
     if scored is None:
@@ -49,10 +49,10 @@ class PendingScores:
         self._scored: list[ScoreText] | None = None
 
     def read(self) -> list[ScoreText]:
-        """As `read_scores`, converting whatever else is pending as well."""
+        """The scores as `read_scores` gives them. Converts all other pending rows too."""
         if self._scored is None:
             self._batch.convert(self.rows.top_k)
-        # Still None where one of the batch was not a number: then each finds out for itself.
+        # Still None if one number of the batch was NaN. Then each converts its own rows.
         return read_scores(self.rows) if self._scored is None else self._scored
 
     def take(self, scored: list[ScoreText]) -> None:
@@ -90,12 +90,12 @@ def listed_ids(words: Sequence[int], k: int) -> Sequence[int]:
 
 @lru_cache(maxsize=256)
 def _columns(top_k: int, k: int) -> npt.NDArray[np.intp]:
-    """Where a packed row keeps the token's logprob and those of its first `k` alternatives."""
+    """The columns of a packed row with the token's logprob and those of its first `k` alternatives."""
     return np.array([2, *range(3 + top_k, 3 + top_k + k)], dtype=np.intp)
 
 
 def _read(top_k: int | None, data: bytes, k: int | None) -> list[ScoreText] | None:
-    """None when a number is NaN or +inf."""
+    """The scores of packed rows; None when a number is NaN or +inf."""
     if top_k is None:
         raise ValueError("these rows carry no scores")
     if not data:
@@ -104,7 +104,7 @@ def _read(top_k: int | None, data: bytes, k: int | None) -> list[ScoreText] | No
         raise ValueError(f"rows with {top_k} alternatives cannot give {k}")
     words = np.frombuffer(data, np.int32).reshape(-1, 3 + 2 * top_k)
     k = top_k if k is None else k
-    # Whole vocabularies would fill the memory with their columns.
+    # Columns of whole vocabularies would fill the cache's memory.
     columns = _columns(top_k, k) if k <= LISTED_WHOLE else _columns.__wrapped__(top_k, k)
     scores = words.view(np.float32).take(columns, 1)
     # np.maximum lets NaN through, and orjson writes it as null.

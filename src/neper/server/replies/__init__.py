@@ -1,1 +1,1 @@
-"""What choices bring to the JSON of an endpoint."""
+"""Deltas of choices to the JSON of an endpoint."""

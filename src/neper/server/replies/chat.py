@@ -32,7 +32,7 @@ from neper.text.token_text import Field
 from neper.text.tools import MadeCall
 from neper.types import JsonObject, PackedRows
 
-# Which list of a choice's logprobs has the entries of a field. Those of a call's name and arguments follow each other.
+# Field → the list of a choice's logprobs with its entries. Those of a call's name and arguments follow each other.
 _LISTS: dict[Field, str] = {
     "content": "content",
     "reasoning": "reasoning_content",
@@ -42,7 +42,7 @@ _LISTS: dict[Field, str] = {
 
 
 def _logprobs(name: str, entries: Any) -> ChatLogprobs:
-    """A chunk's logprobs, with entries in one of the lists alone."""
+    """A chunk's logprobs, with entries in only one of the lists."""
     lists: dict[str, Any] = {"content": [], name: entries}
     return ChatLogprobs(refusal=None, **lists)
 
@@ -98,7 +98,7 @@ class ChatReply(ChoicesReply[ChatBody]):
 
     def event(self, delta: Delta) -> bytes:
         sampled = delta.sampled if self.request.return_token_ids else None
-        shown: list[tuple[Field, int, str, bytes, int]] = []  # each with the place where its tokens end in the delta's
+        shown: list[tuple[Field, int, str, bytes, int]] = []  # the last: the end of its tokens in the delta's
         if delta.parts is None:
             entries = self._entries.of_delta(delta)
             if delta.text or entries:
@@ -193,10 +193,10 @@ class ChatReply(ChoicesReply[ChatBody]):
 
 
 def _ends(parts: Sequence[Part]) -> list[int]:
-    """Where the tokens end of which each part's chunk tells: those of its text, and those before it that are in none.
+    """The end of the tokens of each part's chunk: those of its text, and those before it that are in no part.
 
     A token in two parts goes with the first. A name that came after its arguments is shown before them, so its tokens
-    come with theirs.
+    come with those of the arguments.
     """
     firsts = [*accumulate((part.places[0] for part in reversed(parts)), min)][::-1]
     lasts = accumulate((part.places[-1] for part in parts), max)
@@ -224,6 +224,6 @@ def _text_delta(field: Field, call: int, text: str) -> ChatDelta:
 
 
 def begun_call(service: Service, choice: Choice, call: int) -> tuple[str, str]:
-    """The id of a call whose name has come, and its arguments where they are in no token."""
+    """The id of a call whose name has come, and its arguments if no token has them."""
     made = MadeCall() if choice.parser is None else choice.parser.made(call)
     return made.id or service.tokenizer.new_call_id(), "{}" if made.empty else ""

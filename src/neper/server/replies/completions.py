@@ -49,7 +49,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
     def __init__(self, service: Service, body: CompletionBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
         vocab_size = service.engine.capabilities.vocab_size
-        # Of a named set all of it is listed, but of a prompt always the top N.
+        # A named set is listed whole, but a prompt always has its top N.
         self._k = generation.choices[0].request.num_listed(vocab_size)
         self._prompt_k = None if body.logprobs is None else listed_places(body.logprobs, vocab_size)
         self._n = body.n or 1
@@ -59,7 +59,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         body, state, prompt = self.request, self._states[choice.index], choice.prompt
         tokenizer = self.service.tokenizer
         if body.echo or self._k is not None:
-            # As its tokens spell it, also where a tokenizer normalises what was sent.
+            # The spelling of its tokens, since a tokenizer may normalise the text of the request.
             text = tokenizer.decode_bytes(prompt.token_ids[prompt.added_bos :]).decode("utf-8", "replace")
             state.offset = len(text)
             if body.echo:
@@ -125,7 +125,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
     def _choice(self, index: int) -> CompletionChoice:
         state = self._states[index]
         assert state.last is not None
-        # The first choice of a prompt had it scored, for all of them.
+        # The first choice of a prompt had it scored, for all choices of that prompt.
         scored = self._states[index - index % self._n]
         pieces = [scored.echo_logprobs, *state.pieces] if scored.echo_logprobs is not None else state.pieces
         scored_choice = self.generation.choices[index].scored

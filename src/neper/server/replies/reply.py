@@ -18,12 +18,14 @@ Body = TypeVar("Body", bound=GenerationBody)
 
 
 class Reply(ABC, Generic[Body]):
-    """Shapes one generation's deltas. A stream calls `begin`, `event` for each delta, then `end` or `broken`; a full
-    reply `add` for each delta, then `parts`. Both await `open` before the first delta of a choice.
+    """Shapes one generation's deltas.
+
+    A stream calls `begin`, `event` for each delta, then `end` or `broken`. A full reply calls `add` for each delta,
+    then `parts`. Both await `open` before the first delta of a choice.
     """
 
     done = b""
-    """What ends every stream, broken ones too."""
+    """The end of every stream, broken ones too."""
 
     def __init__(self, service: Service, body: Body, generation: Generation, reply_id: str) -> None:
         self.service = service
@@ -34,7 +36,7 @@ class Reply(ABC, Generic[Body]):
         self._created = int(time.time())
 
     async def open(self, delta: Delta) -> None:
-        """Write what comes before a choice's first delta, which is this one."""
+        """Write the part of the reply before a choice's first delta, which is this one."""
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -50,7 +52,7 @@ class Reply(ABC, Generic[Body]):
 
     @abstractmethod
     def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
-        """Events of an error: of each choice that it ended, and its own."""
+        """Events of an error: one for each choice that it ended, and its own."""
 
     @abstractmethod
     def add(self, delta: Delta) -> None:
@@ -58,7 +60,7 @@ class Reply(ABC, Generic[Body]):
 
     @abstractmethod
     def parts(self) -> Iterator[bytes]:
-        """The full reply, in parts that are made when they are asked for, and held nowhere else afterwards."""
+        """The full reply, in parts that are made on demand and not kept."""
 
 
 def new_id(prefix: str) -> str:

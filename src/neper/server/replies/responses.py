@@ -37,7 +37,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class _Item(ABC):
-    """An item of the output, which is told of in events of its own kind."""
+    """An item of the output, with events of its own kind."""
 
     prefix = ""
 
@@ -52,11 +52,11 @@ class _Item(ABC):
 
     @abstractmethod
     def json(self, *, begun: bool = False) -> Any:
-        """The item as it stands; `begun`: as it stood before its first text."""
+        """The item so far; `begun`: the item before its first text."""
 
     @abstractmethod
     def input(self) -> InputItem:
-        """The item as a later request may send it back."""
+        """The item in the form in which a later request may send it back."""
 
 
 class _TextItem(_Item):
@@ -79,7 +79,7 @@ class _TextItem(_Item):
 
     @abstractmethod
     def part(self) -> schemas.ReasoningPart | schemas.OutputText:
-        """Its text as it stands."""
+        """Its text so far."""
 
 
 class _Reasoning(_TextItem):
@@ -140,12 +140,12 @@ class _Call(_Item):
 
 
 class ResponsesReply(Reply[ResponsesBody]):
-    """Takes deltas into items, and tells of it in events where they are wanted."""
+    """Puts deltas into items, and makes events of them for a stream."""
 
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
         self._entries = MessageEntries(service.entries, ids_as_text=self.ids_as_text)
-        self._id = reply_id.replace("-", "_")  # as clients know this endpoint's
+        self._id = reply_id.replace("-", "_")  # the form of this endpoint's ids
         self._status: Status = "in_progress"
         self._items: list[_Item] = []
         self._error = ""
@@ -192,7 +192,7 @@ class ResponsesReply(Reply[ResponsesBody]):
             for item in self._items[-1:]:
                 item.status = "incomplete"
             self._tell("response.failed", response=self._response())
-        # In `error` too, for clients that look there as in any stream.
+        # `error` has them too, since clients look there in all streams.
         fields = {"type": error.type, "message": error.message, "param": error.param, "code": error.code}
         self._tell("error", code=error.code, message=error.message, param=error.param, error=fields)
         return self._told()
@@ -221,7 +221,7 @@ class ResponsesReply(Reply[ResponsesBody]):
 
     def _finish(self, status: Status) -> None:
         self._status = status
-        # Only a reply that was cut in its reasoning, or has calls, has no message.
+        # Only replies that were cut in their reasoning, or have calls, have no message.
         if not self._items or (status == "completed" and isinstance(self._items[-1], _Reasoning)):
             self._open(_Message())
         parser = self.generation.choices[0].parser
@@ -271,7 +271,7 @@ class ResponsesReply(Reply[ResponsesBody]):
         return events
 
     def _response(self) -> schemas.Response:
-        """The response as it stands."""
+        """The response so far."""
         failed, cut = self._status == "failed", self._status == "incomplete"
         return schemas.Response(
             id=self._id,
@@ -287,7 +287,7 @@ class ResponsesReply(Reply[ResponsesBody]):
         )
 
     def _given_fields(self) -> JsonObject:
-        """What the request said, and what goes without saying."""
+        """The fields that the request gave, with defaults for the others."""
         body, sampling = self.request, self.generation.choices[0].request.sampling
         text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
         form = _given(text.format) or {"type": "text"}

@@ -1,8 +1,8 @@
 """Delivery of a generation: as server-sent events, or folded into one body.
 
-A stream's headers go out once its request is queued, and a comment line whenever it was silent for a while: a proxy or
-a client may take silence for a dead connection. All deltas that are pending go out in one write. A client that leaves
-ends the generation at once, also while a write waits for it.
+A stream's headers go out once its request is queued. A comment line goes out after a while of silence, which a proxy or
+a client may take for a dead connection. All pending deltas go out in one write. A client that leaves ends the
+generation at once, also while a write waits for it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _HEADERS = [
 ]
 
 
-# Larger ones, those of scored prompts, are sent before the next is written.
+# Larger events, those of scored prompts, are sent before the next one is written.
 LARGE_EVENT = 2**16
 _COMMENT = b": waiting\n\n"
 
 
 async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send: Send, *, interval: float) -> None:
-    """Run the generation and send its reply. Raises what went wrong before anything was sent.
+    """Run the generation and send its reply. Raises errors from before anything was sent.
 
     Args:
         interval: seconds of silence after which a stream sends a comment; 0 = never.
@@ -70,10 +70,10 @@ async def _fold(reply: Reply[Any], exchange: Exchange) -> None:
 
 
 async def _stream(reply: Reply[Any], exchange: Exchange, send: Send, interval: float) -> NeperError | None:
-    """Send all events; returns the error that ended them, which they tell as well."""
+    """Send all events. Returns the error that ended them, which is among the events as well."""
     failure: NeperError | None = None
     finished: set[int] = set()
-    # Clients measure the time to the first token by the first event, so it comes with that and not before.
+    # Clients measure the time to the first token by the first event, so that one comes with the first token.
     events: list[bytes] = []
     begun = False
     opening = reply.begin()

@@ -43,13 +43,13 @@ def has_body(scope: Scope) -> bool:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[int, int], None]) -> list[bytes]:
-    """The parts of the body, still as text. Raises when it is no JSON by its own account, or larger than `limit` bytes.
+    """The parts of the body, as text. Raises when its headers do not say that it is JSON, or it exceeds `limit` bytes.
 
-    Demanding the content type keeps pages of other origins from posting here without the browser's asking first.
+    The content type is required, since browsers then ask first before a page of another origin can post here.
 
     Args:
-        hold: called before anything is received, and at each part, with the bytes received so far and those that the
-            body will have at least. It raises where they cannot be held.
+        hold: called before anything is received, and at each part, with the bytes received so far and the least number
+            of bytes that the body will have. It raises where they cannot be held.
     """
     content_type = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
     if content_type != b"application/json":
@@ -82,7 +82,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[
 
 
 async def unless_left(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-    """Work for a client whose request is there whole; cancelled when it leaves. Raises ClientDisconnected then."""
+    """Work for a client whose request is there. When it leaves, cancels the work and raises ClientDisconnected."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_left(receive))
     try:
@@ -105,12 +105,13 @@ async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Sequ
 
 
 async def send_parts(send: Send, parts: Iterator[bytes], *, in_thread: bool) -> int:
-    """Send JSON that is made in parts: whole where it is small, else a part as soon as it is made.
+    """Send JSON that is made in parts: whole if it is small, otherwise each part as soon as it is made.
 
     Args:
         in_thread: make the parts in a thread, since each may take long.
 
-    Returns: how many bytes were sent.
+    Returns:
+        The number of bytes that were sent.
     """
 
     async def make() -> bytes:
@@ -159,7 +160,7 @@ def error_headers(error: NeperError) -> list[Header]:
     if error.status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
     if error.status == 408:
-        extra.append((b"connection", b"close"))  # whatever comes late is no next request
+        extra.append((b"connection", b"close"))  # late bytes are not a next request
     if not error.retry_helps:
         extra.append((b"x-should-retry", b"false"))  # clients retry each 500 and 408 otherwise
     return extra

@@ -1,4 +1,4 @@
-"""A connection: uvicorn's, with limits on what its client may send, and how long that may take.
+"""A connection: uvicorn's, with limits on the bytes that its client may send, and on the time.
 
 uvicorn reads headers of any length for any time, and writes errors of its own form.
 """
@@ -20,7 +20,7 @@ from neper.errors import HeadersTooLargeError, MalformedRequestError, NeperError
 from neper.server.transport.asgi import error_headers, error_json
 from neper.server.transport.connections import Connections
 
-# For the client to read why it was refused: closing at once, with bytes of it unread, would take the answer back.
+# Time for the client to read the error. Closing at once, with bytes of it unread, would take the answer back.
 _FAREWELL_SECONDS = 2.0
 _FAREWELL_BYTES = 2**20
 # Requests that may be sent ahead of the answers to earlier ones.
@@ -30,9 +30,9 @@ _MOST_FRAMING = 16
 
 
 class Connection(HttpToolsProtocol):
-    """Ends with a 431, 408 or 400 what is no request, and without a word what stays silent.
+    """Answers malformed requests with a 431, 408 or 400, and closes silent connections.
 
-    A request's time, once its headers are there, is the gate's business.
+    Once its headers are there, the gate limits the time of a request.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Connection(HttpToolsProtocol):
         self._refused = False
         self._error: NeperError | None = None
         self._in_message = self._in_head = False
-        self._head_size = 0  # of what the parser has handed out of this head
+        self._head_size = 0  # bytes of this head that the parser has handed out
         self._fed = self._body_size = 0  # bytes since the head or the body began, and those of them that are body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        if self._in_head:  # what comes after the body says nothing that anybody reads
+        if self._in_head:  # nobody reads trailers after the body
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -156,9 +156,9 @@ class Connection(HttpToolsProtocol):
             self._connections.busy(self)
 
     def _stay(self, rest: bytes) -> None:
-        """Read a request that offers another protocol, HTTP/2 for example, as if it did not.
+        """Read a request that offers another protocol, HTTP/2 for example, without that offer.
 
-        The parser takes what follows such headers for that protocol, the request's own body too.
+        The parser takes all bytes after such headers, even the request's own body, for that protocol.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -205,7 +205,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: NeperError) -> None:
-        """Answer what cannot be read on, where that is possible, and close."""
+        """Answer a request that cannot be read on, if that is possible, and close."""
         self._refused = True
         self._fed = 0
         self._stop_deadline()

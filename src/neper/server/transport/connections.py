@@ -1,8 +1,8 @@
-"""The connections: how many there may be, and which of them ends where another one needs its place.
+"""The connections: their largest number, and the choice of the one that ends where another one needs its place.
 
 A connection *waits* while the next move is its client's: it is silent, idle, in the middle of a request, or does not
-read its answer. Where there are as many as may be, in all or of one client, the one that has waited for longest is cut.
-Only where none waits a new one is refused. So clients that send nothing keep nobody out.
+read its answer. If there are too many, in all or of one client, the one that has waited for longest is cut. A new one
+is refused only if none waits. So clients that send nothing keep nobody out.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 MOST = 4096
 """The default where the limit of open files permits it."""
-# For the engine's pipes and sockets, the grammars' process, logs, and connections that are about to be closed.
+# Files for the engine's pipes and sockets, the grammars' process, logs, and connections that are about to be closed.
 SPARE_FILES = 16
 _REPORT_SECONDS = 10.0
 
 
 class Member(Protocol):
-    """A connection, as all of them together see it."""
+    """A connection of a server."""
 
     def cut(self) -> None:
         """Close it now."""
@@ -48,8 +48,8 @@ class Connections:
     """All connections of a server.
 
     Attributes:
-        limit, limit_per_client: how many there may be.
-        ended: how many the server has ended or refused, by reason.
+        limit, limit_per_client: most connections, in all and of one client.
+        ended: connections that the server has ended or refused, by reason.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -65,7 +65,7 @@ class Connections:
         return len(self._members)
 
     def enter(self, member: Member, address: str) -> bool:
-        """Count a new connection, which waits; False where there is no place for it."""
+        """Count a new connection, which waits. False where there is no place for it."""
         name = client_of(address)
         client = self._clients.get(name) or _Client()
         if client.size >= self.limit_per_client:
@@ -83,19 +83,19 @@ class Connections:
         return True
 
     def wait(self, member: Member) -> None:
-        """The next move is its client's."""
+        """Note that the next move is its client's."""
         name = self._members.get(member)
         if name is not None and member not in self._waiting:
             self._waiting[member] = self._clients[name].waiting[member] = None
 
     def busy(self, member: Member) -> None:
-        """The next move is the server's."""
+        """Note that the next move is the server's."""
         name = self._members.get(member)
         if name is not None and member in self._waiting:
             del self._waiting[member], self._clients[name].waiting[member]
 
     def leave(self, member: Member) -> None:
-        """It is gone, or as good as gone. Safe more than once."""
+        """Count a connection no longer. Safe more than once."""
         self.busy(member)
         name = self._members.pop(member, None)
         if name is not None:
@@ -105,7 +105,7 @@ class Connections:
                 del self._clients[name]
 
     def note(self, reason: str) -> None:
-        """Count a connection that the server ends, and say so in the log, but not for each of many."""
+        """Count a connection that the server ends. The log has one line for many of them."""
         self.ended[reason] += 1
         self._untold[reason] += 1
         if self._report is None:
@@ -169,7 +169,7 @@ def choose_limits(config: ServerConfig) -> tuple[int, int]:
 
 
 def _free_files() -> int | None:
-    """Open files that connections may take; None where there is no limit that can be known."""
+    """Open files that connections may take; None where no limit is known."""
     if sys.platform == "win32":
         return None
     import resource

@@ -13,16 +13,16 @@ _KEY = "neper.exchange"
 
 
 class Exchange:
-    """What is noted while a request is answered. Travels in its ASGI scope.
+    """The notes on a request while it is answered. They travel in its ASGI scope.
 
     Attributes:
-        started, first_results: when the request came, and when the engine's first results for it did (None: not yet).
+        started, first_results: the times of its arrival, and of the engine's first results for it (None: not yet).
         status: of the reply; 0 while nothing was sent.
-        prompt_tokens, generated_tokens: what was computed for it.
-        body_bytes: of its body, so far as that was received.
-        reply_bytes: of its reply, where it is large.
-        error: what ended it, also where a stream's status was sent already.
-        arrived: its body is there whole.
+        prompt_tokens, generated_tokens: tokens that were computed for it.
+        body_bytes: bytes of its body that were received.
+        reply_bytes: bytes of its reply, if it is large.
+        error: the error that ended it, also after a stream's status was sent.
+        arrived: its whole body is there.
         cut_by: the error with which `cut` ended it.
     """
 

@@ -1,7 +1,7 @@
 """The hosts that requests may name.
 
-A page of another origin can give its own host name this machine's address (DNS rebinding) and then read what a server
-answers, as a browser takes both for one origin. Such requests still carry that page's host name.
+A page of another origin can give its own host name this machine's address (DNS rebinding). A browser then takes both
+for one origin, and the page can read a server's answers. Such requests still carry that page's host name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LOOPBACK = "localhost"
 
 
 class AllowedHosts:
-    """Names and addresses, without ports. None at all, or `*`: every host is allowed.
+    """Names and addresses, without ports. With none at all, or `*`, every host is allowed.
 
-    `*.example.com` allows what is below example.com, `localhost` loopback addresses too.
+    `*.example.com` allows all names below example.com, and `localhost` loopback addresses too.
     """
 
     def __init__(self, hosts: Iterable[str]) -> None:
@@ -35,7 +35,7 @@ class AllowedHosts:
             self._below += (f".{LOOPBACK}",)
 
     def check(self, scope: Scope) -> None:
-        """Raises HostNotAllowedError when a request names a host that is none of these."""
+        """Check the host that a request names. Raises HostNotAllowedError where it is not one of these."""
         if self._all:
             return
         named = [value for name, value in scope["headers"] if name == b"host"]

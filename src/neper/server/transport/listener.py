@@ -1,4 +1,4 @@
-"""The listener: the socket that the server takes connections from, and what its address means."""
+"""The listener: the socket that the server takes connections from, and its address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening: until the model is ready a client is refused, not kept waiting.
+    """A socket bound to the address, not yet listening: clients are refused until the model is ready, not kept waiting.
 
     Raises StartupError, naming the port and what to do, when it is taken or may not be used.
     """
@@ -35,7 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or sys.platform == "win32":
                 raise
-            # Beside what is left of an earlier server's connections, but not beside a server, not even a starting one.
+            # Beside connections left of an earlier server, but not beside a server, not even a starting one.
             _allow_reuse(sock, True)
             sock.bind(address)
             _allow_reuse(sock, False)
@@ -48,12 +48,12 @@ def bind(host: str, port: int) -> socket.socket:
 def listen(sock: socket.socket, host: str, port: int) -> None:
     """Take connections from now on.
 
-    Not left to the event loop: uvloop logs a port that another socket listens on, and goes on without it.
+    The event loop does not do it: if another socket listens on the port, uvloop only logs it and goes on without.
 
     Raises StartupError when the port was taken since it was bound.
     """
     try:
-        if sys.platform != "win32":  # what is left of our connections must not keep the next server from the port
+        if sys.platform != "win32":  # connections that we leave must not keep the next server from the port
             _allow_reuse(sock, True)
         sock.listen(BACKLOG)
     except OSError as error:
