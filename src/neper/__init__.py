@@ -48,32 +48,26 @@ __all__ = [
 
 # Loaded when first used: torch takes a second to import, and `neper --help` or a client of the types need none of it.
 _HOMES = {
-    "LLM": "neper.engine.llm",
-    "Completion": "neper.engine.llm",
-    "ConfigError": "neper.errors",
-    "ContextLengthError": "neper.errors",
-    "EngineError": "neper.errors",
-    "FinishReason": "neper.types",
-    "InvalidLogitsError": "neper.errors",
-    "InvalidRequestError": "neper.errors",
-    "LogprobBuffers": "neper.ops",
-    "LogprobParams": "neper.types",
-    "ModelLoadError": "neper.errors",
-    "NeperError": "neper.errors",
-    "PackedRows": "neper.types",
-    "SamplingParams": "neper.types",
-    "StartupError": "neper.errors",
-    "TextDelta": "neper.engine.llm",
-    "TokenLogprobs": "neper.ops",
-    "TokenSets": "neper.ops",
-    "linear_logprobs": "neper.ops",
-    "token_logprobs": "neper.ops",
+    "neper.engine.llm": ("LLM", "Completion", "TextDelta"),
+    "neper.errors": (
+        "ConfigError",
+        "ContextLengthError",
+        "EngineError",
+        "InvalidLogitsError",
+        "InvalidRequestError",
+        "ModelLoadError",
+        "NeperError",
+        "StartupError",
+    ),
+    "neper.ops": ("LogprobBuffers", "TokenLogprobs", "TokenSets", "linear_logprobs", "token_logprobs"),
+    "neper.types": ("FinishReason", "LogprobParams", "PackedRows", "SamplingParams"),
 }
 
 
 if not TYPE_CHECKING:  # else any name would have a type
 
     def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            return getattr(import_module(_HOMES[name]), name)
+        for home, names in _HOMES.items():
+            if name in names:
+                return getattr(import_module(home), name)
         raise AttributeError(f"module 'neper' has no attribute {name!r}")

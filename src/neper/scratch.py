@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 # Some directories cannot be locked (some network file systems, Windows): there age alone says that one is abandoned.
 _STALE_SECONDS = 3600.0
@@ -48,9 +47,7 @@ class ScratchDirectory:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from neper.text.tokenizer import spell_bytes
+from neper.text.tokenizer import token_name
 from neper.types import PackedRows
 
 # From sure to unsure: (least probability, style). Sure tokens stay unshaded, so that the unsure ones stand out. Every
@@ -69,14 +69,6 @@ def shown_tokens(texts: Sequence[str], rows: PackedRows, token_bytes: Callable[[
         )
         shown.append(ShownToken(text, token_name(token_bytes(token_id)), logprob, listed))
     return shown
-
-
-def token_name(data: bytes) -> str:
-    """A token's bytes for people: its text, or the bytes spelled out where they are not whole characters."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return spell_bytes(data)
 
 
 def shade(probability: float) -> str:

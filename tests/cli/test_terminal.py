@@ -20,8 +20,8 @@ from neper.terminal import (
     shaded,
     shown_tokens,
     summary,
-    token_name,
 )
+from neper.text.tokenizer import token_name
 from neper.types import PackedRows
 
 BYTES = {1: b"Hi", 2: b" \xf0\x9f", 3: b"\x98\x80", 4: b"Ho"}

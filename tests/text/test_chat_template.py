@@ -99,7 +99,7 @@ def test_a_model_without_template(byte_level: Pair, tmp_path: Path) -> None:
     shutil.copytree(byte_level.path, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()
     ours = Tokenizer.from_directory(tmp_path)
-    assert not ours.has_chat_template
+    assert ours.chat_template is None
     with pytest.raises(InvalidRequestError, match="no chat template"):
         ours.apply_chat_template([USER])
 

@@ -18,6 +18,8 @@ _Device = Annotated[str | None, typer.Option("--device", help="Device: cpu or cu
 _Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it.")
 ]
+_Out = Annotated[str | None, typer.Option("--out", help="Directory for the files of results; without it, print only.")]
+_Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: fewer cases and rounds.")]
 
 
 @bench.callback()
@@ -44,11 +46,9 @@ def cpu(
 @bench.command()
 @guarded
 def kernels(
-    out: Annotated[
-        str | None, typer.Option("--out", help="Directory for kernels-<card>.json and .md; without it, print only.")
-    ] = None,
+    out: _Out = None,
     device: Annotated[str, typer.Option("--device", help="The GPU: cuda or cuda:N.")] = "cuda",
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: fewer cases, fewer rounds.")] = False,
+    quick: _Quick = False,
 ) -> None:
     """Device time of logprobs on this GPU, beside torch's.
 
@@ -87,12 +87,7 @@ def bench_engine(
     ] = None,
     device: _Device = None,
     dtype: _Dtype = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", help="Directory for engine-<card>-<model>.json, .md, .png, .svg; without it, print only."
-        ),
-    ] = None,
+    out: _Out = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
     ] = None,
@@ -107,7 +102,7 @@ def bench_engine(
         float | None,
         typer.Option("--time-limit", min=0, help="Seconds after which nothing new is begun; the rest is left out."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: few cases, short replies.")] = False,
+    quick: _Quick = False,
 ) -> None:
     """Measure the cost of logprobs in a whole engine, and the speed of its decode steps.
 
@@ -173,10 +168,7 @@ def bench_http(
         int | None, typer.Option("--reply", min=1, help="Tokens of each reply. Default: 128 on a CPU, 1024 on a GPU.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Batches of each case.")] = 5,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", help="Directory for http-<card>[-<model>].json and .md; without it, print only."),
-    ] = None,
+    out: _Out = None,
 ) -> None:
     """Measure the cost of logprobs over HTTP, and that of refused requests.
 

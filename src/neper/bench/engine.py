@@ -20,7 +20,7 @@ from neper.bench.device_time import time_copy
 from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, PARTS, QUICK, Case
 from neper.bench.engine_report import PROMPT_WAYS, Findings, Key
 from neper.bench.engine_rig import OutOfTime, Rig, decode_bytes
-from neper.bench.report import Report, Series, markdown, slug
+from neper.bench.report import Report, Series, first_line, markdown, slug
 from neper.engine.core import EngineCore
 from neper.errors import NeperError, StartupError
 from neper.progress import ProgressLine
@@ -107,8 +107,7 @@ class Measurement:
                 raise
             except Exception as error:  # the minutes of the other parts must not be lost with it
                 logger.exception("%s failed", part)
-                first_line = (str(error).splitlines() or [""])[0]
-                self.found.notes.append(f"{part} failed: {type(error).__name__}: {first_line}")
+                self.found.notes.append(f"{part} failed: {first_line(error)}")
                 self.failed.append(part)
                 self.rig.drop_engine()
             self.took[part] = time.perf_counter() - begun

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -18,17 +19,18 @@ _STOP_SECONDS = 20
 _LAST_LINES = 10
 
 
+@dataclass(frozen=True)
 class Server:
     """A running `neper serve`; `serving` makes one.
 
     Attributes:
-        pid: of the API process. port: where it listens.
+        pid: that of the API process.
+        port: the port that it listens on.
     """
 
-    def __init__(self, pid: int, port: int, stderr: IO[bytes]) -> None:
-        self.pid = pid
-        self.port = port
-        self._stderr = stderr
+    pid: int
+    port: int
+    stderr: IO[bytes]
 
     def cpu_seconds(self) -> float | None:
         """CPU time of all threads of the API process, without its engine; None where there is no /proc.
@@ -45,7 +47,7 @@ class Server:
 
     def last_lines(self) -> str:
         """The end of its stderr."""
-        return _last_lines(self._stderr)
+        return _last_lines(self.stderr)
 
 
 @contextlib.contextmanager

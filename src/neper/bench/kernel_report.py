@@ -7,14 +7,10 @@ from typing import Any
 
 from neper.bench.kernel_cases import Case, Plan
 from neper.bench.report import Column, Report, Series, Table, at_most, conditions
+from neper.types import packed_width
 
 NEPER = "neper"
 SPREAD = Column("spread", "", "±{:.1%}")
-
-
-def row_words(top_k: int) -> int:
-    """int32 words that are copied for a row: id, rank (0 = invalid), logprob, then k ids and k logprobs."""
-    return 3 + 2 * top_k
 
 
 def series_name(case: Case, state: str, way: str) -> str:
@@ -42,7 +38,7 @@ def report(
     for case in plan.host_cases:
         for way, what, row_bytes in (
             ("host", "the whole row, scanned by torch on the CPU", case.nbytes // case.rows),
-            ("device", "neper's scores, packed", 4 * row_words(case.top_k)),
+            ("device", "neper's scores, packed", 4 * packed_width(case.top_k)),
         ):
             found = series[series_name(case, "wall clock", way)]
             host.append([str(case), what, found.median, found.spread, row_bytes])

@@ -21,13 +21,14 @@ from torch import Tensor
 from neper.bench import kernel_report, reductions
 from neper.bench.device_time import Replay, cold_calls, cold_inputs, take_turns, warm_calls
 from neper.bench.kernel_cases import FULL, QUICK, Case, Plan, random_logits, random_sets
-from neper.bench.kernel_report import NEPER, row_words, series_name
-from neper.bench.report import Report, Series, publish, slug, turns
+from neper.bench.kernel_report import NEPER, series_name
+from neper.bench.report import Report, Series, first_line, publish, slug, turns
 from neper.engine import settings
 from neper.errors import NeperError, StartupError
 from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, backends, token_logprobs
 from neper.ops.packing.reference import pack_scores
 from neper.progress import ProgressLine
+from neper.types import packed_width
 
 Reduction = Callable[[Tensor, Tensor, int], Any]
 """Called with logits, token ids and top_k."""
@@ -141,7 +142,7 @@ class Measurement:
             except Exception as error:
                 if way == NEPER:
                     raise
-                self.notes.append(f"{case}: {way} was left out: {_first_line(error)}")
+                self.notes.append(f"{case}: {way} was left out: {first_line(error)}")
                 continue
             replays |= made
         self._take_turns(replays)
@@ -175,7 +176,7 @@ class Measurement:
         there = here.to(self.device)
         pinned = self.device.type == "cuda"
         rows = torch.empty(logits.shape, dtype=case.dtype, pin_memory=pinned)
-        words = torch.empty(case.rows * row_words(case.top_k), dtype=torch.int32, pin_memory=pinned)
+        words = torch.empty(case.rows * packed_width(case.top_k), dtype=torch.int32, pin_memory=pinned)
         out = self._buffers(case, case.top_k)
 
         def on_device() -> None:
@@ -230,10 +231,6 @@ def _rotating(reduce: Reduction, inputs: list[Tensor], token_ids: Tensor, top_k:
 
 def _ignoring_index(call: Callable[[], Any]) -> Callable[[int], Any]:
     return lambda _: call()
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _driver_version() -> str:

@@ -184,6 +184,11 @@ def _limit(limit: float, bound: float) -> str:
     return f"{bound}" if limit == bound else f"{limit:.4g} (A against A; else {bound})"
 
 
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 def slug(name: str) -> str:
     """A name as part of a file name: NVIDIA H200 = nvidia-h200."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -20,6 +20,10 @@ _FORMS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+IS_ADAPTER = (
+    "is an adapter (LoRA), not a model: merge it into its base model first "
+    "(peft: merge_and_unload, then save_pretrained)"
+)
 _MAX_FILES = 1024
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PART = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
@@ -112,9 +116,9 @@ def check_names(directory: Path, config: ModelConfig, stored: dict[str, tuple[in
         raise ModelLoadError(f"the weights in {directory} do not fit config.json; {'; '.join(problems)}")
 
 
-def few(names: Collection[str], limit: int = 4) -> str:
+def few(names: Collection[str]) -> str:
     """Some of the names, and how many more there are."""
-    shown = [one_line(name) for name in sorted(names)[:limit]]
+    shown = [one_line(name) for name in sorted(names)[:4]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
@@ -143,10 +147,7 @@ def _shards(directory: Path, index: str) -> tuple[Path, ...]:
 def without_weights(directory: Path) -> str:
     """The reason why a directory has no weights that can be loaded, and the remedy."""
     if (directory / "adapter_config.json").exists():
-        return (
-            f"{directory} is an adapter (LoRA), not a model: merge it into its base model first "
-            "(peft: merge_and_unload, then save_pretrained)"
-        )
+        return f"{directory} {IS_ADAPTER}"
     formats = {
         "*.pth": "Meta's own format",
         "*.h5": "Keras' format",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neper.errors import ModelLoadError
 from neper.files import one_line
+from neper.models.checkpoint import IS_ADAPTER
 from neper.models.model_config import ModelConfig
 
 _SMALL = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
@@ -66,10 +67,7 @@ def _download(model: str) -> Path:
 
 def _without_config(model: str, snapshot: Path) -> str:
     if (snapshot / "adapter_config.json").exists():
-        return (
-            f"{model} is an adapter (LoRA), not a model: merge it into its base model first "
-            "(peft: merge_and_unload, then save_pretrained)"
-        )
+        return f"{model} {IS_ADAPTER}"
     return (
         f"{model} has no config.json, so it is no model in Hugging Face form; "
         "if it holds .gguf files, download one of them (`hf download`) and give its path"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from neper.models.decoder import Decoder
 from neper.models.model_config import ModelConfig
 from neper.models.registry import DECODERS
 from neper.models.source import ModelSource
+from neper.models.weight_shapes import weight_shapes
 
 _STD = 0.02
 """Standard deviation of the weights. Norms scale every layer's input to 1 per number, so no depth overflows."""
@@ -109,12 +111,4 @@ def _draw(weights: Mapping[str, Tensor], generator: torch.Generator) -> None:
 
 def num_parameters(config: ModelConfig) -> int:
     """Weights of a model of this shape; tied embeddings count once."""
-    hidden, size = config.hidden_size, config.intermediate_size
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = hidden * (heads + 2 * kv_heads) + heads * hidden
-    attention += config.qkv_bias * (heads + 2 * kv_heads) + config.o_bias * hidden
-    attention += config.qk_norm * 2 * config.head_dim
-    mlp = 3 * hidden * size + config.mlp_bias * (2 * size + hidden)
-    layer = attention + mlp + 2 * hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return config.num_layers * layer + hidden + embeddings
+    return sum(math.prod(shape) for _, shape in weight_shapes(config))

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from neper.config import EngineConfig, LineEngineConfig, WatchConfig
-from neper.engine.interface import Engine
 from neper.engine.remote.client import EngineClient
 from neper.errors import ModelLoadError, StartupError
 from neper.models import source
@@ -28,31 +27,16 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-class Backend(Protocol):
-    """An engine that can be started, and what the server needs besides it.
+class OwnBackend:
+    """Our own engine. Making one finds the model, which can take long: it may have to be downloaded or converted.
 
     Attributes:
-        name: of the model. engine, tokenizer, eos_token_ids: known once it was started.
+        name: that of the model.
+        tokenizer, eos_token_ids: known once it was started.
     """
 
-    name: str
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
-
-    @property
-    def engine(self) -> Engine: ...
-
-    async def start(self) -> None:
-        """Raises StartupError. To end a start under way, cancel it."""
-        ...
-
-    async def close(self) -> None:
-        """End the engine. Safe whether it was started or not."""
-        ...
-
-
-class OwnBackend:
-    """Our own engine. Making one finds the model, which can take long: it may have to be downloaded or converted."""
 
     def __init__(
         self,
@@ -73,6 +57,7 @@ class OwnBackend:
         self.engine = EngineClient(config, model, log_level=log_level, progress=self._progress, watch=watch)
 
     async def start(self) -> None:
+        """Start the engine. Raises StartupError. To end a start under way, cancel it."""
         # The engine takes seconds to start, in its own process. Meanwhile the tokenizer is read. The first failure of
         # both ends the start.
         reading = asyncio.create_task(_in_thread(self._read_tokenizer))
@@ -86,6 +71,7 @@ class OwnBackend:
         self.eos_token_ids = _ends(self.tokenizer, self._path)
 
     async def close(self) -> None:
+        """End the engine. Safe before it was started."""
         await self.engine.close()
 
 
@@ -114,6 +100,9 @@ class LineBackend:
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+Backend = OwnBackend | LineBackend
 
 
 def _tokenizer(path: Path, chat_template: str | None, tool_call_parser: str | None) -> Tokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from neper.errors import (
     EngineError,
     InvalidRequestError,
     ModelNotFoundError,
-    NeperError,
     OverloadedError,
     QueueFullError,
     StartupError,
@@ -57,8 +55,7 @@ class Service:
 
     Raises StartupError when the configuration names an unknown parser or view.
 
-    `drain()` makes new requests a 503 while the running ones go on; `wait_idle()` waits for those; `close_all()` ends
-    what is left with an error.
+    `drain()` makes new requests a 503 while the running ones go on. `close_all()` ends those with an error.
     """
 
     def __init__(
@@ -97,8 +94,6 @@ class Service:
         self._body_bytes = 0
         self._arriving: dict[Exchange, None] = {}  # those whose body is on its way, the oldest first
         self._generations: set[Generation] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._long_texts = LongTexts()
         self._memory = MemoryReturn()
         self._decoding = Lane("decoding")
@@ -213,7 +208,6 @@ class Service:
         self.check_room(size)
         self.num_choices += size
         self._generations.add(generation)
-        self._idle.clear()
 
     def leave(self, generation: Generation) -> None:
         if generation in self._generations:
@@ -221,24 +215,14 @@ class Service:
             for choice, timing in zip(generation.choices, generation.timings, strict=True):
                 self.metrics.observe_choice(timing, len(choice.prompt.token_ids), choice.num_tokens)
             self.num_choices -= len(generation.choices)
-            if not self._generations:
-                self._idle.set()
 
     def drain(self) -> None:
         self.draining = True
 
-    async def wait_idle(self, timeout: float | None = None) -> bool:
-        """True when nothing is in flight any more, False when `timeout` seconds passed first."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
-
-    def close_all(self, error: NeperError | None = None) -> None:
-        """End every generation in flight with `error`."""
+    def close_all(self) -> None:
+        """End every generation in flight with an error."""
         for generation in list(self._generations):
-            generation.fail(error or EngineError("the server was stopped"))
+            generation.fail(EngineError("the server was stopped"))
 
     async def read_json(self, scope: Scope, receive: Receive, kind: type[Body]) -> Body:
         """The body of a request, decoded and checked by itself."""

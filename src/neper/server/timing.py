@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
+@dataclass(eq=False, slots=True)
 class ChoiceTiming:
     """Moments of one choice, on time.monotonic's clock; 0.0 = not yet.
 
@@ -21,14 +23,11 @@ class ChoiceTiming:
         finish_reason: the one that its client got, or "error"; None where the client left, or another choice failed.
     """
 
-    __slots__ = ("begun", "finish_reason", "first_token", "last_token", "queue_seconds")
-
-    def __init__(self) -> None:
-        self.begun = time.monotonic()
-        self.first_token = 0.0
-        self.last_token = 0.0
-        self.queue_seconds = 0.0
-        self.finish_reason: str | None = None
+    begun: float = field(default_factory=time.monotonic)
+    first_token: float = 0.0
+    last_token: float = 0.0
+    queue_seconds: float = 0.0
+    finish_reason: str | None = None
 
 
 class Tally(Collector):

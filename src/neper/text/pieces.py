@@ -7,7 +7,6 @@ the one before. So a text that is far too long is refused without encoding all o
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
+
+from neper.text.vocabulary import component_steps
 
 Progress = Callable[[int], None]
 """progress(ids): there are at least so many ids. An error from it ends the encoding."""
@@ -36,7 +37,7 @@ class PieceEncoder:
 
     def __init__(self, backend: Backend, longest: int) -> None:
         self._backend = backend
-        steps = _steps(backend.pre_tokenizer)
+        steps = component_steps(backend.pre_tokenizer)
         self.begins_anew = _begins_anew(backend, steps)
         self.longest = longest if self.begins_anew and _covers_text(backend, steps) else None
 
@@ -71,7 +72,7 @@ def _begins_anew(backend: Backend, steps: list[dict[str, Any]]) -> bool:
     """True where a regular expression without look-behind splits words from the space after them."""
     if not isinstance(backend.model, BPE) or backend.model.dropout:
         return False
-    if any(step["type"] != "NFC" for step in _steps(backend.normalizer)):
+    if any(step["type"] != "NFC" for step in component_steps(backend.normalizer)):
         return False
     if not steps or not all(map(_splits, steps)):
         return False
@@ -107,18 +108,3 @@ def _covers_text(backend: Backend, steps: list[dict[str, Any]]) -> bool:
         and all(step.get("behavior") != "Removed" for step in steps)
         and not any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values())
     )
-
-
-def _steps(component: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, as its JSON describes each."""
-    if component is None:
-        return []
-    steps: list[dict[str, Any]] = []
-    stack = [json.loads(component.__getstate__())]
-    while stack:
-        step = stack.pop()
-        if step["type"] == "Sequence":
-            stack.extend(reversed(step.get("normalizers") or step.get("pretokenizers") or []))
-        else:
-            steps.append(step)
-    return steps

@@ -54,6 +54,14 @@ def spell_bytes(data: bytes) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+def token_name(data: bytes) -> str:
+    """A token's bytes for people: its text, or the bytes spelled out where they are not whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return spell_bytes(data)
+
+
 class _Pieces(dict[int, TokenPiece]):
     """Pieces by id, made when first asked for. A lookup is one dict access."""
 
@@ -144,10 +152,6 @@ class Tokenizer:
         else:
             backend = _converted(path)
         return cls(backend, config, _read_chat_template(path, config) if chat_template is None else chat_template)
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
 
     @property
     def chat_template_source(self) -> str:

@@ -33,7 +33,9 @@ class Vocabulary(NamedTuple):
 
 def read_vocabulary(backend: Backend) -> Vocabulary:
     """Every token's bytes. Raises ModelLoadError for a decoder of another family (WordPiece, CTC, …)."""
-    steps = _decoder_steps(backend)
+    if backend.decoder is None:
+        raise ModelLoadError("the tokenizer has no decoder: its pieces cannot be turned into text")
+    steps = component_steps(backend.decoder)
     kinds = {step["type"] for step in steps}
     added = backend.get_added_tokens_decoder()
     pieces = backend.get_vocab(with_added_tokens=True)
@@ -67,16 +69,15 @@ def read_vocabulary(backend: Backend) -> Vocabulary:
     return Vocabulary(table, len(pieces), strips)
 
 
-def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
-    if backend.decoder is None:
-        raise ModelLoadError("the tokenizer has no decoder: its pieces cannot be turned into text")
-    decoder = json.loads(backend.decoder.__getstate__())
+def component_steps(component: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer, pre-tokenizer or decoder, in the form of its JSON; none where it is None."""
     steps: list[dict[str, Any]] = []
-    stack = [decoder]
+    stack = [] if component is None else [json.loads(component.__getstate__())]
     while stack:
         step = stack.pop()
         if step["type"] == "Sequence":
-            stack.extend(reversed(step["decoders"]))
+            inner = step.get("normalizers") or step.get("pretokenizers") or step.get("decoders") or []
+            stack.extend(reversed(inner))
         else:
             steps.append(step)
     return steps

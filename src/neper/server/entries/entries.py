@@ -16,7 +16,7 @@ import orjson
 
 from neper.server.entries.score_texts import ScoreText, listed_ids
 from neper.text.detokenizer import Detokenizer, TextToken
-from neper.text.tokenizer import Tokenizer, spell_bytes
+from neper.text.tokenizer import Tokenizer, token_name
 
 
 class FragmentTable(dict[int, bytes]):
@@ -204,19 +204,11 @@ def _legacy_key(text: str, data: bytes, held: bytes) -> bytes:
 
     Where it only breaks off the character before it, the key is its own text.
     """
-    if _is_text(held + data):
-        return b",%b:" % orjson.dumps(text)
-    if _is_text(data):
-        return b",%b:" % orjson.dumps(data.decode())
-    return b",%b:" % orjson.dumps(spell_bytes(data))
-
-
-def _is_text(data: bytes) -> bool:
     try:
-        data.decode()
+        (held + data).decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        text = token_name(data)
+    return b",%b:" % orjson.dumps(text)
 
 
 def _prompt_head(token_id: int, text: str) -> bytes:

@@ -148,8 +148,8 @@ async def send_body(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: NeperError, *, headers: Sequence[Header] = ()) -> None:
-    await send_json(send, error_json(error), status=error.status, headers=[*error_headers(error), *headers])
+async def send_error(send: Send, error: NeperError) -> None:
+    await send_json(send, error_json(error), status=error.status, headers=error_headers(error))
 
 
 def error_headers(error: NeperError) -> list[Header]:

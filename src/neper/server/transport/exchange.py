@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.types import Scope
 
@@ -12,12 +14,13 @@ from neper.errors import NeperError
 _KEY = "neper.exchange"
 
 
+@dataclass(eq=False, slots=True)
 class Exchange:
     """The notes on a request while it is answered. They travel in its ASGI scope.
 
     Attributes:
         started, first_results: the times of its arrival, and of the engine's first results for it (None: not yet).
-        status: of the reply; 0 while nothing was sent.
+        status: that of the reply; 0 while nothing was sent.
         prompt_tokens, generated_tokens: tokens that were computed for it.
         body_bytes: bytes of its body that were received.
         reply_bytes: bytes of its reply, if it is large.
@@ -26,34 +29,18 @@ class Exchange:
         cut_by: the error with which `cut` ended it.
     """
 
-    __slots__ = (
-        "_task",
-        "arrived",
-        "body_bytes",
-        "cut_by",
-        "error",
-        "first_results",
-        "generated_tokens",
-        "prompt_tokens",
-        "reply_bytes",
-        "request_id",
-        "started",
-        "status",
-    )
-
-    def __init__(self, request_id: str, *, arrived: bool = True) -> None:
-        self.request_id = request_id
-        self.started = time.monotonic()
-        self.first_results: float | None = None
-        self.status = 0
-        self.body_bytes = 0
-        self.reply_bytes = 0
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        self.error: NeperError | None = None
-        self.arrived = arrived
-        self.cut_by: NeperError | None = None
-        self._task = asyncio.current_task()
+    request_id: str
+    arrived: bool = field(default=True, kw_only=True)
+    started: float = field(default_factory=time.monotonic)
+    first_results: float | None = None
+    status: int = 0
+    body_bytes: int = 0
+    reply_bytes: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    error: NeperError | None = None
+    cut_by: NeperError | None = None
+    _task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task, init=False)
 
     def cut(self, error: NeperError) -> None:
         """Cancel the task that answers it; the gate then answers with `error`."""

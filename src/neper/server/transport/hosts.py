@@ -6,13 +6,13 @@ for one origin, and the page can read a server's answers. Such requests still ca
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 
 from starlette.types import Scope
 
 from neper.errors import HostNotAllowedError, InvalidRequestError
+from neper.server.transport.listener import is_loopback
 
 # A name or an address, IPv6 in brackets, perhaps with a port.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::\d*)?")
@@ -54,12 +54,5 @@ class AllowedHosts:
         if match is None:
             return self._all
         name = match[1].strip("[]").rstrip(".")
-        return self._all or name in self._names or name.endswith(self._below) or self._is_loopback(name)
-
-    def _is_loopback(self, name: str) -> bool:
-        if LOOPBACK not in self._names:
-            return False
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
+        loopback = LOOPBACK in self._names and is_loopback(name)
+        return self._all or name in self._names or name.endswith(self._below) or loopback
