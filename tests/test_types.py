@@ -71,4 +71,5 @@ def test_what_engines_take_beyond_the_api_is_no_problem() -> None:
 
 
 def test_a_plain_string_is_one_stop_string() -> None:
-    assert SamplingParams(stop="you.") == SamplingParams(stop=("you.",))  # type: ignore[arg-type]
+    assert SamplingParams(stop="you.").stop == ("you.",)
+    assert SamplingParams(stop="you.") == SamplingParams(stop=("you.",))

@@ -94,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         allowed_token_ids: the only ids that may be sampled; empty = all.
         bad_words: sequences of ids that must not be sampled one after the other.
         grammar: what the text must follow, in llguidance's serialised form (see `neper.text.grammar`).
-        stop: strings that end the reply; a plain string is one.
+        stop: strings that end the reply. A plain string is one, and becomes a tuple of it.
     """
 
     max_tokens: Annotated[int | None, Bounds(Meta(ge=0))] = None
@@ -120,16 +120,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Bounds(Meta(ge=-(2**63), le=2**64 - 1), Meta(ge=-(2**63), le=2**63 - 1), name="an integer of 64 bits"),
     ] = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop: object = self.stop
-        if isinstance(stop, str):
-            msgspec.structs.force_setattr(self, "stop", (stop,))
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
 
     @property
     def greedy(self) -> bool:
