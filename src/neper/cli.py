@@ -101,7 +101,7 @@ def chat(
     *,
     engine: EngineConfig,
 ) -> None:
-    """Answer once, in this process, and show how sure the model was of every token.
+    """Answer once, in this process, and show the probability of every token.
 
     \b
     Examples:
@@ -166,10 +166,10 @@ def line_engine(
     A request is a name, the most tokens to generate, key=value options and the ids of the prompt. Options:
     temperature (0 or none: greedy), top_p, top_k, min_p, seed, penalty_repeat, penalty_freq, penalty_present,
     logprobs=K (an LP line after each T: the token's own logprob, then the K best), allowed=1,2,3 (the only ids that
-    may come, and exactly those that LP lists). STOP a ends it early; DONE or ERR is its last line. PP tells how much of
-    a long prompt was read. With --max-num-seqs 1 there are no names, and no #a: requests run one after the other.
+    may come, and exactly those that LP lists). STOP a ends it early; DONE or ERR is its last line. PP tells the
+    progress in a long prompt. With --max-num-seqs 1 there are no names, and no #a: requests run one after the other.
 
-    QUIT or the end of standard input ends the engine; what runs is dropped. Its log is on standard error.
+    QUIT or the end of standard input ends the engine, and drops running requests. Its log is on standard error.
     """
     from neper.engine.remote.openmp import wait_briefly
 

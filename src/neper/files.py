@@ -113,7 +113,7 @@ def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
         unique: a key that stands twice in an object is an error. (Otherwise the last one counts, as with most readers.)
 
     Raises:
-        ModelLoadError: there is no such file, it is too large, it is not JSON, or something else than an object.
+        ModelLoadError: there is no such file, it is too large, it is not JSON, or not an object.
     """
     text = read_text(path)
     with reading(path):

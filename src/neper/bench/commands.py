@@ -64,9 +64,8 @@ def kernels(
     take turns. A time is that of one call, with the logits in the L2 (warm) or not (cold). The spread is the distance
     between repetitions of the same measurement.
 
-    "of copy" is the speed at which the logits are read, as a fraction of what a copy on the device moves. Further
-    tables: rows with sets of ids, and scoring on the host after copying whole rows there. The bounds are those of an
-    H200.
+    "of copy" is the speed of reading the logits, as a fraction of the speed of a copy on the device. Further tables:
+    rows with sets of ids, and scoring on the host after copying whole rows there. The bounds are those of an H200.
 
     Takes some minutes. Progress is on stderr.
     """

@@ -69,7 +69,7 @@ class Replay:
             torch.cuda.set_stream(stream)  # a capture that fails leaves its own one current
             torch.cuda.synchronize()
             self._graph = None
-            first = error.__context__ or error  # what ended the capture; `error` may only say that it was ended
+            first = error.__context__ or error  # the cause; `error` may only say that the capture has ended
             self.why_not_captured = (str(first).splitlines() or [type(first).__name__])[0]
 
     def run(self) -> None:
@@ -83,8 +83,8 @@ class Replay:
     def sample(self) -> float:
         """Microseconds of one call.
 
-        An untimed replay goes first: it leaves in the L2 what these calls leave there, and keeps the device busy while
-        the timed one is launched.
+        An untimed replay goes first. It fills the L2 as these calls do, and keeps the device busy while the timed one
+        is launched.
         """
         self.run()
         self._start.record()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from neper.types import LogprobParams, Request, SamplingParams
 
 PARTS = ("matrix", "mixed", "floor", "prompt", "host")
-"""In the order in which they run."""
+"""The parts, in the order of their runs."""
 TEMPERATURE, TOP_P = 0.8, 0.95
 
 
@@ -53,7 +53,7 @@ class Plan:
         mixed: sizes of the batches in which one request asks.
         host_rounds, host_reply, host_seconds: for scoring on the host: rounds, the longest reply, and the most seconds
             of a batch, for which the reply is shortened.
-        prompt_lengths, prompt_top_k: of scored prompts. memory_length: of the one whose memory is measured.
+        prompt_lengths, prompt_top_k: those of scored prompts. memory_length: the prompt whose memory is measured.
         copy_bytes: bytes of the copy that the floor comes from.
         step_tokens: most tokens of a step on a GPU; more where the prompts of a batch need it.
     """
@@ -86,7 +86,7 @@ class Plan:
     def fitted(
         self, *, max_model_len: int, rounds: int | None = None, concurrency: tuple[int, ...] | None = None
     ) -> Plan:
-        """This plan with other numbers of rounds and requests, and without what a model's context cannot hold."""
+        """This plan with other numbers of rounds and requests, and without prompts that exceed a model's context."""
         sizes = concurrency or self.concurrency
         return dataclasses.replace(
             self,
@@ -116,7 +116,7 @@ QUICK = Plan(
 
 
 def requests(case: Case, count: int, *, prompt: int, reply: int, vocab_size: int, seed: int) -> list[Request]:
-    """A batch of `count` requests with random prompts; the same seed gives the same ones, whatever the case."""
+    """A batch of `count` requests with random prompts; the same seed gives the same ones in every case."""
     generator = random.Random(seed)
     asking = count if case.asking is None else case.asking
     return [

@@ -112,7 +112,7 @@ def report(title: str, environment: dict[str, Any], found: Findings, *, referenc
 
 
 def bounds(found: Findings, *, reference: bool) -> list[Figure]:
-    """Every figure that has a bound, as far as it was measured."""
+    """Every figure with a bound that was measured."""
     figures = []
     for key in found.tpot:
         compared = found.compared(key)

@@ -51,7 +51,7 @@ def run(
 
     Raises:
         StartupError: arguments that do not go together, or the server did not start.
-        NeperError: a reply is not what was asked for.
+        NeperError: a reply does not fit its request.
     """
     chosen = subject.choose("bench http", model, shape, device, dtype, default_shape=DEFAULT_SHAPE)
     reply = reply or REPLY_TOKENS[chosen.device.type]

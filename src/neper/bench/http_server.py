@@ -59,7 +59,7 @@ def serving(arguments: Sequence[str]) -> Iterator[Server]:
     """
     command = [sys.executable, "-m", "neper", "serve", *arguments, "--host", "127.0.0.1", "--port", "0"]
     command += ["--log-level", "warning"]
-    # A file: a pipe that nobody reads would stop the server when it is full.
+    # stderr is a file, since a full pipe that nobody reads would stop the server.
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         try:

@@ -44,10 +44,10 @@ class Plan:
     """The cases of a run.
 
     Attributes:
-        row_cases: neper beside the baselines.
+        row_cases: those of neper and of the baselines.
         set_rows: the reduction that is given sets of ids.
         set_cases: the sets.
-        host_cases: scoring on the device beside copying the rows and scoring on the host.
+        host_cases: those of scoring on the device, and of copying the rows and scoring on the host.
         rounds: samples of everything.
         copy_bytes: bytes of the copy that speeds are compared with.
     """

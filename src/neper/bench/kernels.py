@@ -157,7 +157,7 @@ class Measurement:
         top_k = rows.top_k
         replays: dict[str, Replay] = {}
         for case in self.plan.set_cases:
-            # Sets of another size must not be the same ids but for their number.
+            # Sets of different sizes must have different ids.
             sets = random_sets(rows, case.size, torch.Generator().manual_seed(case.size))
             # A token of its own set, so that there is something to score.
             token_ids = torch.tensor([int(ids[0]) if len(ids) else 0 for ids in sets], device=self.device)

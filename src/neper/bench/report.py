@@ -149,7 +149,7 @@ def conditions() -> dict[str, Any]:
 def turns(cases: Iterable[T], rounds: int, *, warm_up: int = 1) -> Iterator[tuple[T, bool, str]]:
     """Every case once per round, so that a slow moment of the machine affects all of them.
 
-    Yields the case, whether the round counts (the first ones warm up), and the round's name.
+    Yields the case, True where the round counts (the first ones warm up), and the round's name.
     """
     cases = list(cases)
     for number in range(-warm_up, rounds):

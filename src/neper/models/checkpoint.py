@@ -117,7 +117,7 @@ def check_names(directory: Path, config: ModelConfig, stored: dict[str, tuple[in
 
 
 def few(names: Collection[str]) -> str:
-    """Some of the names, and how many more there are."""
+    """Some of the names, and the number of the others."""
     shown = [one_line(name) for name in sorted(names)[:4]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -108,8 +108,8 @@ class Decoder:
         Args:
             token_ids: [T] int32, the tokens of all sequences of the step, one after the other; -1 - slot stands for a
                 token in `last_tokens` [slots] int32.
-            attention: where each token's keys and values go, and what it sees. Positions lie below the number that
-                `prepare` was given.
+            attention: the places of each token's keys and values, and the tokens that it sees. Positions are below the
+                number that `prepare` was given.
 
         Returns:
             [T, hidden_size] in the model's dtype.

@@ -69,7 +69,7 @@ class Header(NamedTuple):
 
 
 def is_gguf(path: Path) -> bool:
-    """True where a file begins as GGUF does, whatever its name is."""
+    """True where a file begins as GGUF does, with any name."""
     with open_regular(path) as file, reading(path):
         return file.read(4) == MAGIC
 

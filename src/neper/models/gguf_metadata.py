@@ -20,14 +20,14 @@ class Metadata(dict[str, Any]):
         return self[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; ModelLoadError where it is something else, or absent without a default."""
+        """The value of `key`, a positive integer; ModelLoadError where it is not one, or absent without a default."""
         value = self.need(key) if default is None else self.get(key, default)
         if type(value) is not int or value < 1:
             raise ModelLoadError(f"{key} of the GGUF file must be a positive integer, got {one_line(repr(value))}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; ModelLoadError where it is something else, or absent without a default."""
+        """The value of `key`, a number; ModelLoadError where it is not one, or absent without a default."""
         value = self.need(key) if default is None else self.get(key, default)
         if type(value) not in (int, float):
             raise ModelLoadError(f"{key} of the GGUF file must be a number, got {one_line(repr(value))}")

@@ -96,7 +96,7 @@ class ModelConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ModelConfig:
-        """Parse a config.json of transformers 4 or 5; ModelLoadError names what is wrong or not supported."""
+        """Parse a config.json of transformers 4 or 5; ModelLoadError names the part that is wrong or not supported."""
         model_type = values.get("model_type")
         family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
         if family is None:

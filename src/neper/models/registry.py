@@ -1,4 +1,4 @@
-"""Which class computes which model, and how one is loaded."""
+"""The class that computes each model, and the loading of a model."""
 
 from __future__ import annotations
 

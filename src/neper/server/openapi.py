@@ -131,7 +131,7 @@ OPERATIONS = (
 class ApiDocument:
     """The document of a server; made when first asked for.
 
-    OpenAPI 3.1 is what generators of clients read. 3.2 is the first that describes the events of a stream.
+    Generators of clients read OpenAPI 3.1. Version 3.2 is the first that describes the events of a stream.
     """
 
     def __init__(self, *, needs_key: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs the HTTP server: binds the port, starts the engine, serves until told to stop, drains, and closes."""
+"""The run of the HTTP server: it binds the port, starts the engine, serves until it is stopped, drains, and closes."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class Service:
             generation.fail(EngineError("the server was stopped"))
 
     async def read_json(self, scope: Scope, receive: Receive, kind: type[Body]) -> Body:
-        """The body of a request, decoded and checked by itself."""
+        """The body of a request, decoded and checked."""
         hold = partial(self.hold_body, Exchange.of(scope))
         parts = await read_body(scope, receive, self.config.max_body_bytes, hold)
         if sum(map(len, parts)) <= INLINE_BYTES:

@@ -28,7 +28,7 @@ class MessageParser:
     Args:
         reasoning: the tags of a model that may reason; None where no reasoning comes.
         opened: the prompt has begun the reasoning.
-        tools: the form in which the model writes calls; None where it is told of no tools.
+        tools: the form in which the model writes calls; None where it has no tools.
         reads_calls: False where calls are content, with their tags, as all other text is.
         parallel: there may be more than one call. Otherwise the message ends after the arguments of the first one.
 

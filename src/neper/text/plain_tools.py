@@ -52,7 +52,7 @@ def with_plain_tools(
 
     Args:
         messages: OpenAI's message objects, their content text or text parts.
-        functions: OpenAI's function objects, which the model is told of.
+        functions: OpenAI's function objects, for the model to call.
         system: the template shows a system's message.
     """
     plain: list[JsonObject] = []

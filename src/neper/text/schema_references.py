@@ -23,7 +23,7 @@ class References:
         self._renamed: dict[tuple[int, str], tuple[str, ...]] = {}
 
     def target(self, pointer: str) -> Any:
-        """The schema that a reference stands for. Raises Unresolved."""
+        """The target of a reference. Raises Unresolved."""
         if pointer not in self._targets:
             node: Any = self._schema
             for segment in _segments(pointer):

@@ -93,7 +93,7 @@ class TokenText:
         self._tokens.append(_Laid(token, start, end, until))
 
     def text(self, start: int, end: int | None = None) -> str:
-        """The text from `start` on, which must not lie before what is decided."""
+        """The text from `start` on. It must not begin before `decided`."""
         return self._text[start - self._base : None if end is None else end - self._base]
 
     def decide(self, field: Field, call: int, end: int) -> None:

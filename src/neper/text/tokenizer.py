@@ -266,7 +266,7 @@ class Tokenizer:
         return self._table[token_id] if 0 <= token_id < len(self._table) else b""
 
     def token_text(self, token_id: int) -> str:
-        """The token's own bytes decoded alone, with U+FFFD for what is not a whole character."""
+        """The token's own bytes decoded alone, with U+FFFD for incomplete characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def decode_bytes(self, token_ids: Iterable[int]) -> bytes:

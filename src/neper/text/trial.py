@@ -31,7 +31,7 @@ WATCHDOG_SECONDS = 30.0
 
 _NICENESS = 10
 _STACK_BYTES = 4 * 2**20  # half of what threads usually have
-_MEMORY_BYTES = 512 * 2**20  # beyond what the process has
+_MEMORY_BYTES = 512 * 2**20  # in addition to the memory that the process has
 _TOKENS = 3  # tokens that each of a trial's texts goes on by
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "it takes too much memory"

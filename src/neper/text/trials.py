@@ -49,7 +49,7 @@ class Trials:
         self._verdicts.put(_key(json_object().text()), None)  # our own
 
     async def check(self, text: str, param: str) -> None:
-        """Find out whether a serialised grammar can be used.
+        """Find out if a serialised grammar can be used.
 
         Raises:
             InvalidRequestError: it is not valid, too large, or takes too long; the error names `param`.
@@ -71,7 +71,7 @@ class Trials:
         if running is None:
             running = self._running[key] = asyncio.ensure_future(self._try(key, text))
             running.add_done_callback(lambda done: self._forget(key, done))
-        return await asyncio.shield(running)  # whoever leaves does not end it for the others
+        return await asyncio.shield(running)  # a caller that leaves does not end it for the others
 
     def _forget(self, key: bytes, done: asyncio.Future[str | None]) -> None:
         del self._running[key]

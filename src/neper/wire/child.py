@@ -115,11 +115,11 @@ class Child(asyncio.SubprocessProtocol):
             self._silent = True
             self._end()
         elif fd == 0 and not self._closing:
-            self._kill()  # it can be told nothing any more
+            self._kill()  # no line can reach it any more
 
     def process_exited(self) -> None:
         self._exited.set()
-        self._kill()  # what it started must not outlive it
+        self._kill()  # its own children must not outlive it
         self._end()
 
     def _end(self) -> None:

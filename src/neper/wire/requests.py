@@ -46,7 +46,7 @@ def request_of(
 
     Args:
         max_model_len: the engine's context, in tokens.
-        max_logprobs: most alternatives that a line may ask for; -1 = any. An allowed set is listed whole all the same.
+        max_logprobs: most alternatives that a line may ask for; -1 = any. An allowed set is always listed whole.
 
     Raises:
         ValueError: our engine cannot do it. The engine itself checks ids and lengths.

@@ -45,7 +45,7 @@ class _Reply:
     """A request that the engine has.
 
     Attributes:
-        prompt, generated, reused: tokens, as DONE tells them.
+        prompt, generated, reused: tokens, for DONE.
         read: tokens of the prompt that PP has told.
         began, first_token, told: the times of its arrival, its first token, and the last line about it.
     """
@@ -248,7 +248,7 @@ def run(config: EngineConfig) -> int:
     with loop.starting():
         source = resolve(config.model, progress=progress)
         say(f"engine=neper version={neper.__version__} model={source.name}")
-        # An allowed set is listed whole, however large it is; other lists are bounded by `request_of`.
+        # An allowed set of any size is listed whole. `request_of` bounds other lists.
         core = EngineCore(dataclasses.replace(config, max_logprobs=-1), source, progress)
     can = core.capabilities
     try:

@@ -1,1 +1,1 @@
-"""Request bodies: their types, and how they are decoded."""
+"""Request bodies: their types, and their decoding."""

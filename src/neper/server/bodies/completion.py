@@ -110,7 +110,7 @@ class GenerationBody(RequestBody):
     include_reasoning: Annotated[Any, Only(True)] = None
 
     def check(self) -> None:
-        """Refuse what is known but not implemented, and fields that contradict each other."""
+        """Refuse known fields that are not implemented, and fields that contradict each other."""
         self.check_unsupported()
         if self.allowed_token_ids is not None and self.logprob_token_ids is not None:
             raise InvalidRequestError(
@@ -136,7 +136,7 @@ class GenerationBody(RequestBody):
 
     @property
     def continuous_usage(self) -> bool:
-        """Every chunk of a stream tells the usage so far."""
+        """True where every chunk of a stream has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 

@@ -39,7 +39,7 @@ class InputItem(Strict):
     cache_control: Any = None  # a hint
 
     def check(self, where: str) -> None:
-        """Refuse what is known but not implemented, and fields that contradict each other."""
+        """Refuse known fields that are not implemented, and fields that contradict each other."""
         self.check_unsupported("input")
 
 

@@ -40,7 +40,7 @@ class FunctionChoice(Strict):
 
 
 class AllowedTools(Strict):
-    """The functions among `tools` that the model is told of in this request."""
+    """The functions among `tools` that the model gets in this request."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

@@ -96,7 +96,7 @@ class ResponsesBody(GenerationBody, dict=True):
     tools: Annotated[list[RawTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: RawChoice = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Positive | None = None  # bounds calls of tools that run on a server, of which there are none
+    max_tool_calls: Positive | None = None  # it bounds calls of tools that run on the server, which has none
     prompt_cache_options: Any = None  # a hint
     previous_response_id: Refused = None
     conversation: Refused = None

@@ -156,7 +156,7 @@ def _outside_strings(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
     while start < len(data):
         part = data[start : start + _PART_BYTES]
         start += len(part)
-        # A backslash belongs to what follows it.
+        # A backslash belongs to the next character.
         if (len(part) - len(part.rstrip(b"\\"))) % 2 and start < len(data):
             part = part[:-1]
             start -= 1
@@ -187,7 +187,7 @@ _ANYTHING = msgspec.json.Decoder(float_hook=_finite)
 
 @functools.cache
 def _free_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Fields in which any JSON may stand, at whatever depth."""
+    """Fields in which any JSON may stand, at any depth."""
     fields = msgspec.structs.fields(kind)
     return tuple(field.name for field in fields if _is_free(msgspec.inspect.type_info(field.type)))
 
@@ -246,7 +246,7 @@ def _drop_null(value: Any, path: str, name: str) -> bool:
 
 
 def _invalid(message: str) -> InvalidRequestError:
-    """An error of ours from one of msgspec's, whose message ends in a path such as `$.messages[0].role`."""
+    """Our error for one of msgspec's, whose message ends in a path such as `$.messages[0].role`."""
     path = _PATH.search(message)
     named = _NAMED.search(message)
     where = path.group(1) if path else ""

@@ -28,7 +28,7 @@ _LOGPROBS = template(CompletionLogprobs(tokens=[HOLE], token_logprobs=[HOLE], to
 
 @dataclass
 class _State:
-    """One choice: its place in the text, its prompt's pieces, and what a full reply folds."""
+    """One choice: its place in the text, its prompt's pieces, and the parts of a full reply."""
 
     offset: int = 0
     echo: str | None = None

@@ -14,7 +14,7 @@ HOLE: Any = msgspec.Raw(_MARK)
 
 
 def ready(json: bytes) -> Any:
-    """JSON that is ready, for a field of whatever type."""
+    """JSON that is ready, for a field of any type."""
     return msgspec.Raw(json)
 
 

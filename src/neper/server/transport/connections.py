@@ -152,7 +152,7 @@ def client_of(address: str) -> str:
 def choose_limits(config: ServerConfig) -> tuple[int, int]:
     """The most connections, in all and of one client. Each takes one open file of the process.
 
-    Raises StartupError when the limit of open files does not permit what is configured.
+    Raises StartupError when the limit of open files is too low for the configuration.
     """
     room = _free_files()
     limit = config.max_connections

@@ -17,7 +17,7 @@ from neper.server.transport.listener import is_loopback
 # A name or an address, IPv6 in brackets, perhaps with a port.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::\d*)?")
 LOOPBACK = "localhost"
-"""Stands for that name, names below it, and all loopback addresses."""
+"""The name that stands for itself, names below it, and all loopback addresses."""
 
 
 class AllowedHosts:

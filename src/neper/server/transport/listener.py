@@ -17,7 +17,7 @@ BACKLOG = 2048
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to the address, not yet listening: clients are refused until the model is ready, not kept waiting.
 
-    Raises StartupError, naming the port and what to do, when it is taken or may not be used.
+    Raises StartupError, with the port and the remedy, when the port is taken or may not be used.
     """
     if not 0 <= port <= 65535:  # getaddrinfo takes it modulo 65536
         raise StartupError(f"cannot listen on port {port}: choose a --port from 0 (any free one) to 65535")
