@@ -49,7 +49,7 @@ def errors_table() -> str:
 
 
 def limits_table() -> str:
-    lines = ["| option | default | what it bounds |", "| --- | --- | --- |"]
+    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for config, names in LIMITS.items():
         fields = {field.name: field for field in dataclasses.fields(config)}
         for name in names:

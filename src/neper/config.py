@@ -94,7 +94,9 @@ class WatchConfig:
     engine_unhealthy_after: float = _option(
         5.0, "Seconds without a sign of life of neper's engine after which no requests are taken (503)."
     )
-    engine_restart_after: float = _option(60.0, "Seconds of that after which it is killed and started again.")
+    engine_restart_after: float = _option(
+        60.0, "Seconds without a sign of life after which it is killed and started again."
+    )
     engine_step_timeout: float = _option(
         600.0, "Seconds in one step after which it is killed as well; raise it if a step takes minutes."
     )
@@ -110,13 +112,13 @@ class LineEngineConfig:
     """Another program as the engine, which speaks the line protocol. `neper serve` runs it in place of its own."""
 
     engine_command: str | None = _option(
-        None, "Serve this engine, which speaks the T/LP line protocol: a command line, run as it is. Needs --tokenizer."
+        None, "Command line of an engine that speaks the T/LP line protocol, to serve instead. Needs --tokenizer."
     )
     tokenizer: str | None = _option(
         None, "Tokenizer and chat template of that engine's model: a directory, or a model as MODEL is."
     )
     engine_log: str | None = _option(
-        None, "File that the engine's stderr is appended to. Default: a new one in the directory for temporary files."
+        None, "File to append the engine's stderr to. Default: a new one in the directory for temporary files."
     )
     engine_start_timeout: float = _option(
         600.0, "Seconds without a line after which an engine that is starting counts as hung."
@@ -179,10 +181,10 @@ class ServerConfig:
         False, "Let control tokens spelled in messages become tokens. Default: there they are text."
     )
     tool_call_parser: str | None = _option(
-        None, "Form of the model's tool calls: hermes, llama3_json, mistral, none. Default: read off its template."
+        None, "Form of the model's tool calls: hermes, llama3_json, mistral, none. Default: read from its template."
     )
     reasoning_parser: str | None = _option(
-        None, "Tags around the model's reasoning: think, mistral, none. Default: read off its template."
+        None, "Tags around the model's reasoning: think, mistral, none. Default: read from its template."
     )
     max_body_bytes: int = _option(8 * 2**20, "Largest request body; a larger one is a 413.")
     max_kept_bytes: int = _option(
@@ -196,7 +198,7 @@ class ServerConfig:
         "Default: 4096, or what the limit of open files leaves.",
     )
     max_connections_per_client: int | None = _option(
-        None, "The same of one address (of a network of 64 bits, with IPv6). Default: half of --max-connections."
+        None, "Most connections per address (per network of 64 bits with IPv6). Default: half of --max-connections."
     )
     max_choices: int = _option(128, "Most choices (prompts x n) of one request; more are a 400.")
     max_listed: int = _option(
@@ -204,15 +206,15 @@ class ServerConfig:
     )
     max_requests: int = _option(2048, "Most requests being answered at once; beyond them the answer is a 503.")
     max_waiting: int = _option(
-        1024, "Most choices waiting for those that the engine computes; beyond them the answer is a 429."
+        1024, "Most choices that wait while the engine computes others; beyond them the answer is a 429."
     )
     request_timeout: float = _option(600.0, "Seconds after which a request is ended with an error (500, timeout).")
     receive_timeout: float = _option(
-        30.0, "Seconds in which a request's headers must have come, and without a byte of its body; then it is a 408."
+        30.0, "Seconds for a request's headers, and without a byte of its body, after which the answer is a 408."
     )
     keep_alive_timeout: float = _option(65.0, "Seconds after which a connection without a request is closed.")
     stream_ping_interval: float = _option(
-        5.0, "Seconds of silence after which a stream sends a comment line, so that nobody thinks it dead; 0 = never."
+        5.0, "Seconds of silence after which a stream sends a comment line to show that it is alive; 0 = never."
     )
     drain_timeout: float = _option(30.0, "Seconds that running requests get to finish when the server is stopped.")
     log_level: str = _option("info", "debug, info, warning or error.")

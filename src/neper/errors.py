@@ -127,7 +127,7 @@ class UnsupportedMediaTypeError(NeperError):
 
 
 class QueueFullError(NeperError):
-    """The queue of choices is full. Try again after `Retry-After` seconds."""
+    """The queue of choices is full; try again after `Retry-After` seconds."""
 
     status = 429
     type = "requests"
