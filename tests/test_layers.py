@@ -50,7 +50,7 @@ LEVELS = {
     """,
     "engine": """
         interface memory plan settings
-        step
+        draft step
         start
         core
         llm remote

@@ -17,6 +17,8 @@ DEFAULT_MODEL = "smollm2-135m"
 LOGPROBS_MODES = ("raw_logprobs", "tempered_logprobs", "processed_logprobs")
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("think", "mistral", "none")
+DRAFTERS = ("ngram",)
+MAX_DRAFT_TOKENS = 16
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_TIME_FORMAT = "%H:%M:%S"
@@ -55,6 +57,10 @@ class EngineConfig:
     cuda_graphs: bool = _option(True, "Replay decode steps on a GPU as CUDA graphs.")
     overlap: bool | None = _option(None, "Launch a step before the last one's results are read. Default: on a GPU.")
     num_threads: int | None = _option(None, "CPU threads of the engine. Default: one for each core that it may use.")
+    speculative: str | None = _option(
+        None, "Draft tokens and verify several per step: ngram, which looks them up in prompt and reply. Default: off."
+    )
+    draft_tokens: int | None = _option(None, "Most drafted tokens of a request per step, 1 to 16. Default: 8.")
 
     def __post_init__(self) -> None:
         optional = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "num_threads")
@@ -67,6 +73,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {value}")
+        if self.speculative not in (None, *DRAFTERS):
+            raise ConfigError(f"speculative must be {' or '.join(DRAFTERS)}, got {self.speculative!r}")
+        if self.draft_tokens is not None and self.speculative is None:
+            raise ConfigError("draft_tokens needs speculative: what proposes them, for example ngram")
+        if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"draft_tokens must be 1 to {MAX_DRAFT_TOKENS}, got {self.draft_tokens}")
         if self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be at least 0, or -1 for no cap, got {self.max_logprobs}")
         if self.dtype not in (None, "float32", "bfloat16"):

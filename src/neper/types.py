@@ -193,6 +193,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         eos_token_ids: end-of-sequence ids of the model; sampling one ends the request unless `sampling.ignore_eos`.
+        prediction_token_ids: what much of the reply may be, to draft from; it changes no token.
     """
 
     request_id: str
@@ -200,6 +201,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     logprobs: LogprobParams = LogprobParams()
     eos_token_ids: tuple[int, ...] = ()
+    prediction_token_ids: tuple[int, ...] = ()
 
     @property
     def group(self) -> str:
@@ -333,6 +335,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         queue_seconds: from the request's arrival in the engine until it was first computed; 0 where the engine does
             not tell.
+        num_drafts, num_accepted: tokens that were drafted for this step, and how many of them are among `tokens`.
     """
 
     request_id: str
@@ -344,6 +347,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_cached_tokens: int = 0
     queue_seconds: float = 0.0
     fault: Fault = Fault.ENGINE
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 JsonObject = dict[str, Any]

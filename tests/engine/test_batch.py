@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.plan.scheduler import SampledRow, ScheduledChunk, StepPlan
 from neper.engine.plan.sequence import Sequence
 from neper.engine.step.batch import BatchBuilder, BatchInputs, row_buckets
 from neper.engine.step.inputs import InputBuffers, Layout, RowFields
@@ -102,7 +102,7 @@ def test_rows_stand_by_what_they_ask_for_and_words_follow_them() -> None:
     inputs = builder((8,)).build(plan)
     sample = inputs.sample
     assert sample is not None
-    assert [c.slot for c in sample.chunks] == [2, 3, 5, 1]
+    assert [row.chunk.slot for row in sample.rows] == [2, 3, 5, 1]
     assert (sample.num_plain, sample.num_chosen, sample.drawn, sample.filtered) == (1, 2, (1,), True)
     assert sample.scored == ((3, 1), (0, 1), (5, 1))
     assert rows(inputs, "listed") == [-1, 3, 0, 5, -1, -1, -1, -1]
@@ -169,7 +169,7 @@ def test_a_slot_asks_for_what_its_sequence_now_asks_for() -> None:
 def test_masks_that_are_kept_die_with_their_sequence() -> None:
     masks = MaskBuilder(VOCAB)
     asks = chunk(1, 5, 1, tokens=6, allowed_token_ids=(3, 40))  # type: ignore[arg-type]
-    first, again = (masks.build([asks], [0], torch.device("cpu")) for _ in range(2))
+    first, again = (masks.build([SampledRow(asks)], [0], torch.device("cpu")) for _ in range(2))
     assert first is not None
     assert again is not None
     assert first.allowed(VOCAB).nonzero().tolist() == again.allowed(VOCAB).nonzero().tolist() == [[0, 3], [0, 40]]

@@ -232,9 +232,13 @@ class Engines:
             result.chunks += self._calm.step()
         return result
 
-    def together(self, items: list[Asked], **fields: Any) -> Iterator[tuple[Asked, Result]]:
-        """What each did, an aborted one up to there."""
+    def together(
+        self, items: list[Asked], *, prepare: Callable[[EngineCore], None] | None = None, **fields: Any
+    ) -> Iterator[tuple[Asked, Result]]:
+        """What each did, an aborted one up to there. `prepare` may change the engine first."""
         core = self.make(**fields)
+        if prepare is not None:
+            prepare(core)
         waiting, running, step = dict(enumerate(items)), dict[str, Running](), 0
         while waiting or core.has_work:
             for number, item in list(waiting.items()):

@@ -151,7 +151,7 @@ def test_a_plan_is_made_before_the_last_ones_tokens_are_known() -> None:
         (5, 1, True, True),
         (6, 1, True, True),
     ]
-    assert [chunk.num_output_tokens for chunk in chunks] == [0, 1, 2]
+    assert [row.num_output_tokens for chunk in chunks for row in chunk.rows()] == [0, 1, 2]
     assert not plans[3].chunks  # the last token is on its way
     assert [seq.append(0) for _ in range(3)] == [None, None, FinishReason.LENGTH]
 

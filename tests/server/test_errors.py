@@ -109,7 +109,6 @@ LATER_IN_CHAT: list[tuple[str, Any]] = [
     ("function_call", "auto"),
     ("modalities", ["text", "audio"]),
     ("audio", {}),
-    ("prediction", {}),
     ("web_search_options", {}),
     ("echo", True),
     ("messages", [{"role": "function", "name": "f", "content": "x"}]),

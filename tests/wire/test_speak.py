@@ -296,6 +296,24 @@ def test_several_requests_come_interleaved_and_each_token_with_its_scores(shared
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
+def test_drafts_change_no_line_but_the_counts_of_done(speak: Callable[..., Spoken], llm: LLM, overlap: str) -> None:
+    """Several tokens of a step are lines one after the other, each with its scores."""
+    few = SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=(5, 6))  # so it repeats itself
+    [reply] = llm.generate([PROMPTS[0]], few, LogprobParams(top_k=2))
+    engine = speak(overlap, "--speculative", "ngram", "--draft-tokens", "4")
+    engine.start()
+    lines = engine.ask(gen("7", PROMPTS[0], 40, logprobs=2, allowed=(5, 6)))
+    assert [type(line) for line in lines] == [Token, Logprobs] * 40 + [Done]
+    assert tokens(lines) == reply.token_ids
+    assert reply.logprobs is not None
+    assert np.abs(np.array([line.logprob for line in scores(lines)]) - reply.logprobs.logprob).max() < 1e-4
+    done = lines[-1]
+    assert isinstance(done, Done)
+    assert 0 < done.accepted <= done.offered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
 def test_stop_ends_a_running_request_at_once(speak: Callable[..., Spoken], llm: LLM, overlap: str) -> None:
     engine = speak(overlap)
     engine.start()

@@ -57,7 +57,9 @@ class EngineCore:
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
             vocab_size=source.config.vocab_size,
             max_listed=MAX_LISTED,
+            max_drafts=self.settings.max_drafts,
         )
+        self._drafting = startup.drafting(self.settings)
         self._grammars = EngineGrammars(source.path, source.config.vocab_size)
         self.capabilities = Capabilities(
             vocab_size=source.config.vocab_size,
@@ -70,6 +72,7 @@ class EngineCore:
             dtype=str(self.settings.dtype).removeprefix("torch."),
             attention=backends.chosen(self.settings.device)["attention"].name,
             scoring=self.settings.scoring,
+            speculative=self.settings.speculative or "",
         )
         self._sequences: dict[str, Sequence] = {}
         self._ready: list[TokenChunk] = []
@@ -111,9 +114,12 @@ class EngineCore:
         """Launch one step and return what a step brought, at most one chunk a request.
 
         With overlap it is the step before: while the host reads and finishes that, the device computes this one. A
-        token that it needs and the host does not know yet is taken from the device's table of last tokens.
+        token that it needs and the host does not know yet is taken from the device's table of last tokens. Where the
+        step before has drafts, or could be followed by some if it were known, it is read first.
         """
         self._take_grammars()
+        if self._launched is not None and self._read_first(self._launched):
+            self._ready += self._read_launched()
         launched = self._launch()
         if self.settings.overlap:
             launched, self._launched = self._launched, launched
@@ -129,15 +135,27 @@ class EngineCore:
         Where a row may sample what the token before it allows, and that is not known yet, the step before is read in
         the middle, while the device computes the hidden states of this one.
         """
-        plan = self.scheduler.plan()
+        drafts = None if self._drafting is None else self._drafting.propose(self.scheduler.running)
+        plan = self.scheduler.plan(drafts)
         if not plan.chunks:
             return None
         self._steps += 1
         begun = self.runner.begin(plan)
         if self._launched is not None and any(chunk.pending and chunk.seq.waits_for_tokens for chunk in plan.chunks):
-            launched, self._launched = self._launched, None
-            self._ready += self._finish(self.runner.readback.read(launched))
+            self._ready += self._read_launched()
         return self.runner.finish(begun)
+
+    def _read_first(self, launched: StepOutput) -> bool:
+        """True where the step in flight must be read before the next one is planned."""
+        if self._drafting is None:
+            return False
+        return launched.plan.drafted or self._drafting.ready(self.scheduler.running)
+
+    def _read_launched(self) -> list[TokenChunk]:
+        """Read and finish the step in flight."""
+        launched, self._launched = self._launched, None
+        assert launched is not None
+        return self._finish(self.runner.readback.read(launched))
 
     def _take_grammars(self) -> None:
         """Queue the sequences whose grammar is compiled, let parked ones go on, and end those whose grammar cannot."""
@@ -183,6 +201,7 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             preemptions=self.scheduler.num_preemptions,
             steps=self._steps,
+            **({} if self._drafting is None else asdict(self._drafting.counters)),
             **asdict(self.runner.readback.counters),
         )
 
@@ -203,8 +222,11 @@ class EngineCore:
         if length > self.settings.max_model_len:
             return f"the prompt has {length} tokens, the context {self.settings.max_model_len}"
         words = [token_id for word in sampling.bad_words for token_id in word]
+        if request.prediction_token_ids and self._drafting is None:
+            return "a prediction needs an engine that drafts: --speculative"
         sets = sampling.allowed_token_ids, logprobs.token_ids
-        for ids in (request.prompt_token_ids, sampling.logit_bias, sampling.stop_token_ids, words, *sets):
+        given = request.prompt_token_ids, request.prediction_token_ids
+        for ids in (*given, sampling.logit_bias, sampling.stop_token_ids, words, *sets):
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 return f"a token id is outside the vocabulary of {vocab}"
         if not all(sampling.bad_words):
@@ -239,23 +261,32 @@ class EngineCore:
     ) -> TokenChunk | None:
         seq = scheduled.seq
         request_id = seq.request.request_id
-        # Column 1 of a row is its validity (without scores) or its rank (with): 0 marks an invalid row in both.
-        if any(rows is not None and not rows.words[:, 1].all() for rows in (tokens, prompt)):
-            own = self._own_problem(scheduled) if prompt is None or prompt.words[:, 1].all() else None
+        if tokens is not None and scheduled.drafts:
+            tokens = tokens[: _num_verified(tokens, scheduled.drafts)]
+        if not (_valid(tokens) and _valid(prompt)):
+            own = self._own_problem(seq) if _valid(prompt) else None
             self._end(seq)
             return _failure(request_id, own or _INVALID_LOGITS, Fault.REQUEST if own else Fault.LOGITS)
         keeps_blocks = scheduled.num_preemptions == seq.num_preemptions
         if prompt is not None and keeps_blocks:
             self.scheduler.blocks.commit(seq, scheduled.score_end - 1)
         reason = None
+        num_accepted = 0
         if tokens is not None:
-            if keeps_blocks:
-                self.scheduler.blocks.commit(seq, scheduled.end)
-            reason = seq.append(int(tokens.token_ids[0]))
-            self._generated_tokens += 1
-            if seq.matcher is not None and reason is None and not self._follow(seq, seq.matcher):
+            num_accepted = len(tokens) - 1
+            count, reason = self._append(seq, tokens.token_ids.tolist())
+            if reason is FinishReason.ERROR:
                 self._end(seq)
                 return _failure(request_id, NOT_ALLOWED)
+            if count < len(tokens):
+                tokens, num_accepted = tokens[:count], count
+            computed = scheduled.end_of_own + count - 1
+            if keeps_blocks:
+                self.scheduler.blocks.commit(seq, computed)
+            if scheduled.drafts:
+                seq.num_computed_tokens = computed  # what was computed of drafts that were not accepted is overwritten
+            if self._drafting is not None:
+                self._drafting.follow(seq, len(scheduled.drafts), num_accepted)
         elif seq.max_tokens == 0 and scheduled.score_end == seq.num_prompt_tokens:
             reason = FinishReason.LENGTH
         if tokens is None and prompt is None and reason is None:
@@ -270,7 +301,26 @@ class EngineCore:
             stop_token_id=seq.token_ids[-1] if reason is FinishReason.STOP else None,
             num_cached_tokens=seq.num_cached_tokens,
             queue_seconds=seq.queue_seconds,
+            num_drafts=len(scheduled.drafts),
+            num_accepted=num_accepted,
         )
+
+    def _append(self, seq: Sequence, token_ids: list[int]) -> tuple[int, FinishReason | None]:
+        """Add tokens to a sequence, up to one that ends it.
+
+        Returns: how many were added, and the reason of the end: ERROR where the grammar does not allow one of them.
+        """
+        for count, token_id in enumerate(token_ids, start=1):
+            reason = seq.append(token_id)
+            self._generated_tokens += 1
+            if reason is not None:
+                return count, reason
+            if seq.matcher is None:
+                continue
+            fits = self._follow(seq, seq.matcher) if count == len(token_ids) else seq.matcher.accept(token_id)
+            if not fits:
+                return count, FinishReason.ERROR
+        return len(token_ids), None
 
     def _follow(self, seq: Sequence, matcher: Matcher) -> bool:
         """Have a grammar go on by the token that was just read; False where it does not fit."""
@@ -279,10 +329,10 @@ class EngineCore:
         self._grammars.advance(seq, seq.token_ids[-1])
         return True
 
-    def _own_problem(self, scheduled: ScheduledChunk) -> str | None:
-        """The fault in the request itself that left a row without a token; None where its fields leave one."""
-        matcher = scheduled.seq.matcher
-        nothing_left = MaskBuilder(self.capabilities.vocab_size).leaves_nothing(scheduled)
+    def _own_problem(self, seq: Sequence) -> str | None:
+        """The fault in the request itself that left its next token without choice; None where its fields leave one."""
+        matcher = seq.matcher
+        nothing_left = MaskBuilder(self.capabilities.vocab_size).leaves_nothing(seq)
         if matcher is not None and matcher.error is not None:
             return f"the grammar cannot be followed any further: {matcher.error}"
         if not nothing_left:
@@ -296,7 +346,26 @@ class EngineCore:
         self._cached_tokens += max(0, seq.num_cached_tokens)
         if not self._grammars.forget(seq):
             self.scheduler.remove(seq)
+        if self._drafting is not None:
+            self._drafting.forget(seq)
         del self._sequences[seq.request.request_id]
+
+
+def _valid(rows: PackedRows | None) -> bool:
+    """True where no row is invalid: column 1, its validity (without scores) or its rank (with), is 0 in such a row."""
+    return rows is None or bool(rows.words[:, 1].all())
+
+
+def _num_verified(rows: PackedRows, drafts: tuple[int, ...]) -> int:
+    """The rows of a window, from the first on, whose tokens follow accepted drafts alone.
+
+    A row after the first that is invalid counts as none: it is computed again, as the first of a step.
+    """
+    words = rows.words
+    for count, draft in enumerate(drafts, start=1):
+        if words[count - 1, 0] != draft or not words[count, 1]:
+            return count
+    return len(rows)
 
 
 def _failure(request_id: str, message: str, fault: Fault = Fault.ENGINE) -> TokenChunk:

@@ -36,6 +36,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         prompt_logprobs: it scores prompt positions (echo with logprobs, prompt_logprobs).
         sampling_fields: names of SamplingParams fields it honours.
         device, dtype, attention, scoring: for people: where it runs and which implementations it picked.
+        speculative: what proposes drafts; empty = nothing does.
     """
 
     vocab_size: int
@@ -51,6 +52,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     attention: str = ""
     scoring: str = ""
+    speculative: str = ""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         d2h_copies, d2h_bytes: copies from the device to the host, and their bytes; none on a CPU.
         d2h_waits: how often the host waited for one.
         scored_rows: rows whose logprobs were reduced, generated and prompt tokens together.
+        drafts: how often tokens were drafted for a sequence.
+        draft_tokens, accepted_tokens: those tokens, and those of them that became the sequence's.
     """
 
     running: int = 0
@@ -76,6 +80,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     d2h_bytes: int = 0
     d2h_waits: int = 0
     scored_rows: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class TokenStream(Protocol):

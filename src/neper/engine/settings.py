@@ -20,6 +20,11 @@ LONGEST_LIST = 64
 MAX_LISTED = 2**22
 """Most places of longer lists that are filled at once; so many ids and values are 32 MiB."""
 
+DRAFT_TOKENS = 8
+"""Most drafts of a request per step where nobody says how many."""
+
+_DRAFT_ROWS = {"cpu": 16, "cuda": 64}
+
 logger = logging.getLogger("neper.engine")
 
 
@@ -41,6 +46,23 @@ class EngineSettings:
     cuda_graphs: bool
     overlap: bool
     num_threads: int
+    speculative: str | None = None
+    draft_tokens: int = 0
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a step; 0 where nothing drafts."""
+        return min(self.max_num_seqs * self.draft_tokens, self.draft_rows)
+
+    @property
+    def draft_rows(self) -> int:
+        """Rows of a step beyond which a draft costs more than it may save: products are bound by arithmetic there."""
+        return _DRAFT_ROWS[self.device.type]
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a step that get a next token."""
+        return self.max_num_seqs + self.max_drafts
 
     @property
     def longest_list(self) -> int:
@@ -53,8 +75,8 @@ class EngineSettings:
         words = self.max_num_batched_tokens * packed_width(self.longest_list)
         if self.max_logprobs < 0:
             row = vocab_size
-            words += 2 * (MAX_LISTED + self.max_num_seqs * vocab_size)
-        return words + self.max_num_seqs * packed_width(row)
+            words += 2 * (MAX_LISTED + self.max_rows * vocab_size)
+        return words + self.max_rows * packed_width(row)
 
 
 def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
@@ -84,6 +106,8 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
         cuda_graphs=config.cuda_graphs and on_gpu and kernels,
         overlap=on_gpu if config.overlap is None else config.overlap,
         num_threads=num_threads,
+        speculative=config.speculative,
+        draft_tokens=0 if config.speculative is None else config.draft_tokens or DRAFT_TOKENS,
     )
     logger.info(
         "device %s, %s, %d threads, scoring on the %s, CUDA graphs %s, overlap %s",
@@ -94,6 +118,13 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
         "on" if settings.cuda_graphs else "off",
         "on" if settings.overlap else "off",
     )
+    if settings.speculative is not None:
+        logger.info(
+            "drafts by %s: up to %d per request, in steps of up to %d rows",
+            settings.speculative,
+            settings.draft_tokens,
+            settings.draft_rows,
+        )
     return settings
 
 

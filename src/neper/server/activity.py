@@ -37,4 +37,7 @@ def activity_line(before: EngineStats, stats: EngineStats, seconds: float) -> st
     )
     if stats.total_blocks:
         line += f", cache {100 * (1 - stats.free_blocks / stats.total_blocks):.0f} % used"
+    drafted = stats.draft_tokens - before.draft_tokens
+    if drafted > 0:
+        line += f", {100 * (stats.accepted_tokens - before.accepted_tokens) / drafted:.0f} % of drafts accepted"
     return line

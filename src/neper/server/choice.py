@@ -115,6 +115,7 @@ class Choice:
         may_be_unscored: scores that were asked for may not come, known then too.
         scored: its scores are asked for, and the engine has not shown that it sends none.
         validated: its content must be JSON, which may take long to check.
+        num_accepted, num_rejected: drafted tokens that are in the reply, and that are not.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Choice:
         self.finished = False
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.num_accepted = self.num_rejected = 0
         self.prompt_rows: list[PackedRows] = []
         self._started = False
         self._pending: list[PackedRows] = []
@@ -187,8 +189,14 @@ class Choice:
                 num_tokens = max(self.num_tokens, self.parser.end)
             elif finish_reason == "stop" and self.parser.num_completed:
                 finish_reason = "tool_calls"
-        if sampled is not None and num_tokens - self.num_tokens < len(token_ids):
+        num_cut = max(0, len(token_ids) - (num_tokens - self.num_tokens))
+        if sampled is not None and num_cut:
             rows = sampled = sampled[: num_tokens - self.num_tokens]
+        if chunk.num_drafts:
+            # The last token of a chunk was not drafted.
+            num_accepted = chunk.num_accepted - max(0, num_cut - 1)
+            self.num_accepted += num_accepted
+            self.num_rejected += chunk.num_drafts - num_accepted
         self.num_tokens = num_tokens
         if self._pending or len(tokens) != len(token_ids):
             rows = self._settled_rows(sampled, len(tokens))

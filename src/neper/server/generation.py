@@ -26,11 +26,17 @@ log = logging.getLogger(__name__)
 
 
 class Usage(NamedTuple):
-    """Tokens of a request so far: of its prompts, those of them found in the cache, and of its replies."""
+    """Tokens of a request so far: of its prompts, those of them found in the cache, and of its replies.
+
+    Attributes:
+        accepted_tokens, rejected_tokens: drafted tokens that are in the replies, and that are not.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    accepted_tokens: int
+    rejected_tokens: int
 
 
 class Admission(Protocol):
@@ -132,6 +138,8 @@ class Generation:
             prompt_tokens=sum(len(choice.prompt.token_ids) for choice in prompts),
             cached_tokens=sum(choice.num_cached_tokens for choice in prompts),
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            accepted_tokens=sum(choice.num_accepted for choice in self.choices),
+            rejected_tokens=sum(choice.num_rejected for choice in self.choices),
         )
 
     async def _pump(self, choice: Choice) -> None:

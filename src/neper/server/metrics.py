@@ -37,6 +37,9 @@ _COUNTERS = {
     "d2h_copies": ("device_to_host_copies", "Copies of results from the device to the host."),
     "d2h_bytes": ("device_to_host_bytes", "Bytes of results copied from the device to the host."),
     "d2h_waits": ("device_to_host_waits", "Times that the host waited for such a copy."),
+    "drafts": ("drafts", "Times that tokens were drafted for a sequence."),
+    "draft_tokens": ("draft_tokens", "Drafted tokens."),
+    "accepted_tokens": ("draft_tokens_accepted", "Drafted tokens that the model sampled too."),
     "scored_rows": ("scored_rows", "Rows of logits whose logprobs were reduced."),
 }
 # Seconds, from a token of a small model on a GPU to one of a large model on a CPU.

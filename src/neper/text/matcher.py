@@ -121,6 +121,27 @@ class Matcher:
             self._judge()
         self._restrict(words)
 
+    def masks_after(self, token_ids: Sequence[int]) -> Int32Array:
+        """The masks after each of these tokens, of which each must fit, [n, ceil(V/32)]; it stays where it stands."""
+        ahead = self._matcher.deep_copy()
+        words = np.empty((len(token_ids), len(self._exists)), dtype=np.int32)
+        for row, token_id in zip(words, token_ids, strict=True):
+            start = time.thread_time()
+            ahead.consume_token(token_id)
+            ahead.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            seconds = time.thread_time() - start
+            self._spare -= max(0.0, seconds - STEP_SECONDS)
+            self.seconds = max(self.seconds, seconds)
+            row &= self._exists
+            if ahead.is_error():
+                row[:] = 0  # llguidance would let the text end there
+        self.slow |= self.seconds > QUICK_SECONDS
+        return words
+
+    def num_fitting(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may come next one after the other."""
+        return self._matcher.validate_tokens(list(token_ids))
+
     def allowed(self) -> list[int]:
         """The ids that may come next."""
         words = np.empty_like(self._exists)

@@ -47,6 +47,7 @@ class Conversation:
         self._finish_reason: FinishReason | None = None
         self._error: str | None = None
         self._num_cached_tokens = 0
+        self._num_drafts = self._num_accepted = 0
         self._told = False
 
     @property
@@ -97,6 +98,7 @@ class Conversation:
         self._settle()
         self.done = True
         self._num_cached_tokens = line.reused
+        self._num_drafts, self._num_accepted = line.offered, line.accepted
         if self.ended:
             return
         if self._last in self._ends:
@@ -143,6 +145,8 @@ class Conversation:
             stop_token_id=stop,
             error=self._error,
             num_cached_tokens=self._num_cached_tokens,
+            num_drafts=self._num_drafts,
+            num_accepted=self._num_accepted,
         )
 
     @property

@@ -113,6 +113,7 @@ class LineEngine:
         self._warnings = 0
         self._end = ""
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._draft_tokens = self._accepted_tokens = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -167,6 +168,8 @@ class LineEngine:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
             restarts=self._supervisor.restarts,
         )
 
@@ -284,6 +287,8 @@ class LineEngine:
                 ended = conversation.ended
                 conversation.take_done(answer)
                 self._cached_tokens += answer.reused
+                self._draft_tokens += answer.offered
+                self._accepted_tokens += answer.accepted
                 sent = conversation.num_tokens + conversation.num_unscored_ends
                 if answer.generated != sent and not ended:
                     self._warn(f"the engine counted {answer.generated} tokens and sent {sent}")

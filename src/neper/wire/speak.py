@@ -45,7 +45,7 @@ class _Reply:
     """A request that the engine has.
 
     Attributes:
-        prompt, generated, reused: tokens, for DONE.
+        prompt, generated, accepted, offered, reused: tokens, for DONE.
         read: tokens of the prompt that PP has told.
         began, first_token, told: the times of its arrival, its first token, and the last line about it.
     """
@@ -57,6 +57,8 @@ class _Reply:
     told: float
     first_token: float | None = None
     generated: int = 0
+    accepted: int = 0
+    offered: int = 0
     reused: int = 0
     read: int = 0
 
@@ -68,6 +70,8 @@ class _Reply:
             round(1000 * (first_token - self.began), 3),
             round(1000 * (now - first_token), 3),
             finish,
+            accepted=self.accepted,
+            offered=self.offered,
             reused=self.reused,
             tag=self.tag,
         )
@@ -184,6 +188,8 @@ class Speaker:
     def _answer(self, chunk: TokenChunk, now: float) -> None:
         reply = self._replies[chunk.request_id]
         reply.told = now
+        reply.offered += chunk.num_drafts
+        reply.accepted += chunk.num_accepted
         rows = chunk.tokens
         if rows is not None:
             if reply.first_token is None:

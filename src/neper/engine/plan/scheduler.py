@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from neper.engine.plan.blocks import BlockManager
 from neper.engine.plan.fair_queue import FairQueue
@@ -18,8 +20,12 @@ class ScheduledChunk:
     A sequence goes on, or ends, while a step that it is part of is still being launched. So a step takes what changes
     from here; of the sequence itself it reads what is fixed, and tokens up to `end`.
 
+    A chunk with drafts is a window: the sequence's last token, then tokens that may follow it. Each of its rows gives
+    the token after it, as if all before it were the sequence's.
+
     Attributes:
-        samples: the chunk reaches the sequence's last token, so its last row gives the next one.
+        length: tokens, drafts included.
+        samples: the chunk reaches the sequence's last token, so that its last row gives the next one.
         pending: its token is one that was sampled by a launched step and is only known to the device.
         score_start, score_end: prompt positions scored in this chunk, each from the row before it. None when equal.
         slot: of the sequence when the chunk was planned.
@@ -35,19 +41,49 @@ class ScheduledChunk:
     score_end: int
     slot: int
     num_preemptions: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
     @property
+    def end_of_own(self) -> int:
+        """The end of the sequence's own tokens, where drafts begin."""
+        return self.start + self.length - len(self.drafts)
+
+    def rows(self) -> Iterator[SampledRow]:
+        """The rows that get a next token, in order; none where the chunk does not sample."""
+        return (SampledRow(self, place) for place in range(1 + len(self.drafts) if self.samples else 0))
+
+
+class SampledRow(NamedTuple):
+    """A row of a step that gets a next token.
+
+    Attributes:
+        place: how many drafts of the chunk come before that token.
+    """
+
+    chunk: ScheduledChunk
+    place: int = 0
+
+    @property
+    def seq(self) -> Sequence:
+        return self.chunk.seq
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The drafts before its token."""
+        return self.chunk.drafts[: self.place]
+
+    @property
     def num_output_tokens(self) -> int:
-        """How many tokens are generated before the one that this chunk samples."""
-        return self.end - self.seq.num_prompt_tokens
+        """The number of generated tokens before the one that this row samples, drafts counted."""
+        return self.chunk.end_of_own + self.place - self.chunk.seq.num_prompt_tokens
 
     @property
     def edited(self) -> bool:
-        """Its token is not chosen from the model's own logits."""
+        """True where its token is not chosen from the model's own logits."""
         sampling = self.seq.request.sampling
         return sampling.penalized or sampling.masked or len(self.seq.logit_edits(self.num_output_tokens).ids) > 0
 
@@ -61,6 +97,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def drafted(self) -> bool:
+        """True where some chunks have drafts: until the step is read, nobody knows where they end."""
+        return any(chunk.drafts for chunk in self.chunks)
 
 
 @dataclass
@@ -87,6 +128,7 @@ class Scheduler:
         max_num_seqs: most sequences that run. max_num_batched_tokens: most tokens of a step.
         max_listed: most places of lists of prompt scores in a step, of `vocab_size` ids each at most, but for one
             position of each sequence.
+        max_drafts: most drafts of a step.
     """
 
     def __init__(
@@ -97,10 +139,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         vocab_size: int = 2**20,
         max_listed: int = 2**62,
+        max_drafts: int = 0,
     ) -> None:
         self.blocks = blocks
         self._vocab_size = vocab_size
         self._max_listed = max_listed
+        self._max_drafts = max_drafts
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self._preempted: deque[Sequence] = deque()
@@ -134,8 +178,13 @@ class Scheduler:
         else:
             self._queue.drop(seq.request.group, seq)
 
-    def plan(self) -> StepPlan:
-        """Choose the next step's chunks and give each the blocks it needs. Empty when there is nothing to launch."""
+    def plan(self, drafts: Mapping[Sequence, tuple[int, ...]] | None = None) -> StepPlan:
+        """Choose the next step's chunks and give each the blocks it needs. Empty when there is nothing to launch.
+
+        Args:
+            drafts: tokens that may follow the last one of running sequences, all of whose tokens are known. They take
+                what the step's tokens and the free blocks leave to them.
+        """
         lengths: dict[Sequence, int] = {}
         budget = self.max_num_batched_tokens
         lists = _Budget(self._max_listed)
@@ -158,11 +207,32 @@ class Scheduler:
                 self.blocks.grow(seq, seq.num_computed_tokens + length)
                 lengths[seq] = length
                 budget -= length
+        drafted = self._add_drafts(drafts or {}, lengths, budget)
+        budget -= sum(map(len, drafted.values()))
         if not preempted:
             self._admit(lengths, budget, lists)
-        chunks = [self._chunk(seq, length) for seq, length in lengths.items()]
+        chunks = [self._chunk(seq, length, drafted.get(seq, ())) for seq, length in lengths.items()]
         chunks.sort(key=lambda chunk: chunk.length > 1)
         return StepPlan(tuple(chunks))
+
+    def _add_drafts(
+        self, drafts: Mapping[Sequence, tuple[int, ...]], lengths: dict[Sequence, int], budget: int
+    ) -> dict[Sequence, tuple[int, ...]]:
+        """The drafts that have room beside these chunks, with blocks for them."""
+        drafted: dict[Sequence, tuple[int, ...]] = {}
+        budget = min(budget, self._max_drafts)
+        for seq, ids in drafts.items():
+            if lengths.get(seq) != 1 or seq.num_uncomputed_tokens != 1 or seq.num_pending:
+                continue
+            count = min(len(ids), budget)
+            end = seq.num_computed_tokens + 1
+            while count and not self.blocks.can_grow(seq, end + count):
+                count -= 1
+            if count:
+                self.blocks.grow(seq, end + count)
+                drafted[seq] = ids[:count]
+                budget -= count
+        return drafted
 
     def _admit(self, lengths: dict[Sequence, int], budget: int, lists: _Budget) -> None:
         """Start waiting sequences, in order, while the step has tokens and the cache has room for all of each."""
@@ -211,8 +281,8 @@ class Scheduler:
         seq.slot = -1
 
     @staticmethod
-    def _chunk(seq: Sequence, length: int) -> ScheduledChunk:
-        """The chunk of the next `length` tokens, which count as computed from now on."""
+    def _chunk(seq: Sequence, length: int, drafts: tuple[int, ...]) -> ScheduledChunk:
+        """The chunk of the next `length` tokens and of drafts, which all count as computed from now on."""
         start = seq.num_computed_tokens
         end = start + length
         score_start = max(start + 1, seq.next_score)
@@ -221,15 +291,16 @@ class Scheduler:
         chunk = ScheduledChunk(
             seq=seq,
             start=start,
-            length=length,
+            length=length + len(drafts),
             samples=samples,
             pending=end > len(seq.token_ids),
             score_start=score_start,
             score_end=score_end,
             slot=seq.slot,
             num_preemptions=seq.num_preemptions,
+            drafts=drafts,
         )
-        seq.num_computed_tokens = end
+        seq.num_computed_tokens = chunk.end
         if score_end > score_start:
             seq.next_score = score_end
         if samples:

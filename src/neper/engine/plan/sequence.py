@@ -6,6 +6,7 @@ import hashlib
 import random
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -132,16 +133,29 @@ class Sequence:
         sampling = self.request.sampling
         return sampling.grammar is not None or any(len(word) > 1 for word in sampling.bad_words)
 
-    def completed_bad_words(self, end: int) -> Iterator[int]:
-        """The ids that would complete a bad word of several tokens after what of the first `end` was generated."""
+    def completed_bad_words(self, end: int, drafts: tuple[int, ...] = ()) -> Iterator[int]:
+        """The ids that would complete a bad word of several tokens.
+
+        What counts is what of the first `end` tokens was generated, followed by drafts.
+        """
         for word in self.request.sampling.bad_words:
-            begin = end - len(word) + 1
-            if len(word) > 1 and begin >= self.num_prompt_tokens and tuple(self.token_ids[begin:end]) == word[:-1]:
+            begin = max(end - len(word) + 1, self.num_prompt_tokens)
+            written = (*self.token_ids[begin:end], *drafts)
+            if len(written) >= len(word) - 1 > 0 and written[1 - len(word) :] == word[:-1]:
                 yield word[-1]
 
+    def useful_drafts(self, token_ids: Items[int]) -> tuple[int, ...]:
+        """The first of these drafts, up to where the reply would end with the token after them."""
+        most = self.max_tokens - (len(self.token_ids) - self.num_prompt_tokens) - 1
+        ends = (place for place, token_id in enumerate(token_ids) if token_id in self._stop_ids)
+        return tuple(token_ids[: max(0, min(most, next(ends, most)))])
+
     def append(self, token_id: int) -> FinishReason | None:
-        """Add the first pending token, now that it was read; returns why the request ends with it, or None."""
-        self.num_pending -= 1
+        """Add a token that was read: the first pending one, or one that accepted drafts brought beside it.
+
+        Returns: why the request ends with it, or None.
+        """
+        self.num_pending = max(0, self.num_pending - 1)
         self.token_ids.append(token_id)
         if token_id in self._stop_ids:
             return FinishReason.STOP

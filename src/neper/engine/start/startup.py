@@ -10,6 +10,8 @@ import torch
 
 from neper.config import EngineConfig
 from neper.engine import memory, settings
+from neper.engine.draft.drafting import Drafting
+from neper.engine.draft.ngram import NgramDrafter
 from neper.engine.settings import EngineSettings
 from neper.engine.start import cache_size
 from neper.engine.start.allocator import keep_freed_memory
@@ -81,6 +83,13 @@ def build(
     return chosen, runner
 
 
+def drafting(chosen: EngineSettings) -> Drafting | None:
+    """What drafts; None where nothing does."""
+    if chosen.speculative is None:
+        return None
+    return Drafting(NgramDrafter(), most=chosen.draft_tokens, rows=chosen.draft_rows)
+
+
 def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     """Compile what requests will need, so that none waits for it."""
     device, dtype, vocab_size = chosen.device, chosen.dtype, decoder.config.vocab_size
@@ -100,9 +109,9 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
     device = chosen.device
     on_host = chosen.scoring == "host"
     kernels = backends.steps(device, model.vocab_size, model.head_dim)
-    buckets = row_buckets(chosen.max_num_seqs) if kernels is not None else []
+    buckets = row_buckets(chosen.max_rows) if kernels is not None else []
     attention = backends.attention(device, model.head_dim)
-    max_rows = chosen.max_num_seqs
+    max_rows = chosen.max_rows
     tokens = max(chosen.max_num_batched_tokens, max_rows)
     capacity = Layout(
         rows=max_rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.plan.scheduler import SampledRow, ScheduledChunk, StepPlan
 from neper.engine.plan.sequence import Sequence
 from neper.engine.step.inputs import Array, InputBuffers, Layout, StepFields, to_device
 from neper.engine.step.masks import MaskBuilder
@@ -104,16 +105,13 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan) -> BatchInputs:
         """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
-        kinds = {chunk: self._kind(chunk) for chunk in plan.chunks if chunk.samples}
+        kinds = {chunk: self._kind(SampledRow(chunk)) for chunk in plan.chunks if chunk.samples}
         singles = sorted(
             (chunk for chunk in plan.chunks if chunk.length == 1),
             key=lambda chunk: (chunk not in kinds, kinds.get(chunk, _UNSCORED)),  # those without a row last
         )
         chunks = (*singles, *(chunk for chunk in plan.chunks if chunk.length > 1))
-        sampled = sorted(
-            ((chunk, row) for chunk, row in zip(chunks, _last_rows(chunks), strict=True) if chunk.samples),
-            key=lambda item: kinds[item[0]],
-        )
+        sampled = sorted(_sampled_rows(chunks), key=lambda item: kinds[item[0].chunk])
         is_decode = len(singles) == len(chunks)
         num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
         if is_decode:
@@ -131,16 +129,16 @@ class BatchBuilder:
         arrays = self._buffers.next_arrays(places)
         self._fill_tokens(arrays, chunks)
         arrays.tiles[:] = tiles
-        self._fill_rows(arrays, [(chunk, row, kinds[chunk]) for chunk, row in sampled])
+        self._fill_rows(arrays, [(row, place, kinds[row.chunk]) for row, place in sampled])
         fields = self._buffers.send(places)
         # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
-        assert not is_decode or [row for _, row in sampled] == list(range(len(sampled)))
+        assert not is_decode or [place for _, place in sampled] == list(range(len(sampled)))
         return BatchInputs(
             plan=plan,
             token_ids=fields.token_ids,
             attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
             is_decode=is_decode,
-            sample=self._sampling_metadata(sampled, kinds, fields) if sampled else None,
+            sample=self._sampling_metadata([row for row, _ in sampled], kinds, fields) if sampled else None,
             prompt_scores=tuple(_prompt_scores(chunks, fields.targets, self._vocab_size)),
         )
 
@@ -187,7 +185,7 @@ class BatchBuilder:
         ]
         for chunk in chunks[len(singles) :]:
             rows, at = slice(row, row + chunk.length), np.arange(chunk.start, chunk.end)
-            ids[rows] = chunk.seq.token_ids[chunk.start : chunk.end]
+            ids[rows] = (*chunk.seq.token_ids[chunk.start : chunk.end_of_own], *chunk.drafts)
             positions[rows] = at
             slot_mapping[rows] = np.asarray(chunk.seq.block_table)[at // size] * size + at % size
             row = rows.stop
@@ -199,80 +197,83 @@ class BatchBuilder:
             arrays.targets[target : target + len(scored)] = scored
             target += len(scored)
 
-    def _kind(self, chunk: ScheduledChunk) -> RowKind:
-        """What the row of a chunk asks for."""
-        seq = chunk.seq
-        early = chunk.num_output_tokens < seq.request.sampling.min_tokens
-        found = self._kinds.get(chunk.slot)
+    def _kind(self, row: SampledRow) -> RowKind:
+        """What the rows of a chunk ask for, of which this is the first: later ones are edited only where it is."""
+        seq, slot = row.seq, row.chunk.slot
+        early = row.num_output_tokens < seq.request.sampling.min_tokens
+        found = self._kinds.get(slot)
         if found is None or found[0]() is not seq or found[1] != early:
-            found = self._kinds[chunk.slot] = ref(seq), early, self._find_kind(chunk)
+            found = self._kinds[slot] = ref(seq), early, self._find_kind(row)
         return found[2]
 
-    def _find_kind(self, chunk: ScheduledChunk) -> RowKind:
-        listed = chunk.seq.request.num_listed(self._vocab_size)
+    def _find_kind(self, row: SampledRow) -> RowKind:
+        request = row.seq.request
+        listed = request.num_listed(self._vocab_size)
         if listed is None:
             return _UNSCORED
-        if is_view(chunk, self._vocab_size, self._longest_list):
-            kind = Scoring.PROCESSED_VIEW if is_processed(chunk, self._vocab_size) else Scoring.VIEW
+        if is_view(row, self._vocab_size, self._longest_list):
+            kind = Scoring.PROCESSED_VIEW if is_processed(row, self._vocab_size) else Scoring.VIEW
             return RowKind(kind, False, listed)
         if not self._scores_on_device:
             return _UNSCORED
-        return RowKind(Scoring.PLAIN, chunk.seq.request.sampling.greedy and not chunk.edited, listed)
+        return RowKind(Scoring.PLAIN, request.sampling.greedy and not row.edited, listed)
 
-    def _fill_rows(self, arrays: StepFields[Array], sampled: list[tuple[ScheduledChunk, int, RowKind]]) -> None:
+    def _fill_rows(self, arrays: StepFields[Array], sampled: list[tuple[SampledRow, int, RowKind]]) -> None:
         """Per-row fields. A row that pads has offset -1, so nothing of it is kept, and is greedy."""
         count = len(sampled)
         arrays.hidden_rows[count:] = arrays.slots[count:] = 0
         arrays.offsets[count:] = arrays.listed[count:] = -1
         widths = [packed_width(None if kind.scoring is Scoring.UNSCORED else kind.listed) for _, _, kind in sampled]
-        arrays.hidden_rows[:count] = [row for _, row, _ in sampled]
-        arrays.slots[:count] = [chunk.slot for chunk, _, _ in sampled]
+        arrays.hidden_rows[:count] = [place for _, place, _ in sampled]
+        arrays.slots[:count] = [row.chunk.slot for row, _, _ in sampled]
         arrays.offsets[:count] = np.cumsum([0, *widths])[:count]
         # Rows with a way of their own are packed anew when they are scored.
         arrays.listed[:count] = [kind.listed if kind.scoring is Scoring.PLAIN else -1 for _, _, kind in sampled]
         drawn = {
-            row: (chunk, sampling)
-            for row, (chunk, _, _) in enumerate(sampled)
-            if not (sampling := chunk.seq.request.sampling).greedy
+            number: (row, sampling)
+            for number, (row, _, _) in enumerate(sampled)
+            if not (sampling := row.seq.request.sampling).greedy
         }
         rows = np.fromiter(drawn, dtype=np.intp)
         for name, parameter in _PARAMETERS.items():
             column, value = getattr(arrays, name), parameter.value
             column[:] = parameter.off
             if drawn:
-                column[rows] = [value(chunk, sampling) for chunk, sampling in drawn.values()]
+                column[rows] = [value(row, sampling) for row, sampling in drawn.values()]
 
     def _sampling_metadata(
         self,
-        sampled: list[tuple[ScheduledChunk, int]],
+        rows: list[SampledRow],
         kinds: dict[ScheduledChunk, RowKind],
         fields: StepFields[Tensor],
     ) -> SamplingMetadata:
-        chunks = tuple(chunk for chunk, _ in sampled)
-        params = [chunk.seq.request.sampling for chunk in chunks]
-        scoring = [kinds[chunk].scoring for chunk in chunks]
+        params = [row.seq.request.sampling for row in rows]
+        scoring = [kinds[row.chunk].scoring for row in rows]
         views = slice(scoring.count(Scoring.UNSCORED), len(scoring) - scoring.count(Scoring.PLAIN))
-        scored = groupby(kinds[chunk].listed for chunk in chunks if kinds[chunk].scoring is Scoring.PLAIN)
+        scored = groupby(kinds[row.chunk].listed for row in rows if kinds[row.chunk].scoring is Scoring.PLAIN)
         device = fields.slots.device
         return SamplingMetadata(
-            chunks=chunks,
+            rows=tuple(rows),
             fields=fields,
-            num_chosen=sum(not kinds[chunk].takes_best for chunk in chunks),
+            num_chosen=sum(not kinds[row.chunk].takes_best for row in rows),
             drawn=tuple(row for row, p in enumerate(params) if not p.greedy),
             filtered=any(not p.greedy and p.filters(self._vocab_size) for p in params),
-            bias=_bias(chunks, self._vocab_size, device),
+            bias=_bias(rows, self._vocab_size, device),
             penalized=tuple(row for row, p in enumerate(params) if p.penalized),
             masked=tuple(row for row, p in enumerate(params) if p.masked),
             mask_builder=self._masks,
-            views=tuple(view_rows(chunks[views], views.start, self._vocab_size, device)),
+            views=tuple(view_rows(rows[views], views.start, self._vocab_size, device)),
             scored=tuple((top_k, len(list(run))) for top_k, run in scored),
         )
 
 
-def _last_rows(chunks: Items[ScheduledChunk]) -> Array:
-    """The flat row of each chunk's last token."""
-    ends = np.cumsum([chunk.length for chunk in chunks])
-    return np.asarray(ends - 1)
+def _sampled_rows(chunks: Items[ScheduledChunk]) -> Iterator[tuple[SampledRow, int]]:
+    """The rows that get a next token, with the place of each in the step's flat tokens."""
+    begin = 0
+    for chunk in chunks:
+        for row in chunk.rows():
+            yield row, begin + chunk.end_of_own - 1 - chunk.start + row.place
+        begin += chunk.length
 
 
 def _groups(chunks: Items[ScheduledChunk], singles: int, padded_singles: int | None) -> tuple[AttentionGroup, ...]:
@@ -324,9 +325,9 @@ def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor, vocab_size: i
     return scores
 
 
-def _bias(chunks: Items[ScheduledChunk], vocab_size: int, device: torch.device) -> Bias | None:
-    edits = {row: chunk.seq.logit_edits(chunk.num_output_tokens) for row, chunk in enumerate(chunks)}
-    edits = {row: edit for row, edit in edits.items() if len(edit.ids)}
+def _bias(sampled: Items[SampledRow], vocab_size: int, device: torch.device) -> Bias | None:
+    edits = {place: row.seq.logit_edits(row.num_output_tokens) for place, row in enumerate(sampled)}
+    edits = {place: edit for place, edit in edits.items() if len(edit.ids)}
     if not edits:
         return None
     rows = np.repeat(list(edits), [len(edit.ids) for edit in edits.values()])

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from neper.engine import memory
-from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.plan.scheduler import SampledRow
 from neper.engine.step.batch import BatchInputs, PromptScoreInputs
 from neper.engine.step.inputs import to_device
 from neper.engine.step.kernel_sampler import KernelSampler
-from neper.engine.step.packed import Packed, Rows
+from neper.engine.step.packed import Packed, PromptRows, TokenRows
 from neper.engine.step.readback import Readback
 from neper.engine.step.reference_sampler import ReferenceSampler
 from neper.engine.step.sampling_metadata import SamplingMetadata
@@ -61,21 +61,22 @@ class HostScoring:
         self._readback.counters.scored_rows += len(scored) + sum(map(len, prompts.values()))
         if not scored and not prompts:
             return packed
-        logits = self._copy([row for row, _, _ in scored]) if scored else None
+        logits = self._copy([place for place, _, _ in scored]) if scored else None
 
-        def complete(tokens: Rows, scores: Rows) -> None:
+        def complete(tokens: TokenRows, scores: PromptRows) -> None:
             scores.update(prompts)
             if logits is not None:
-                _score_rows(logits, [chunk for _, chunk, _ in scored], [top_k for _, _, top_k in scored], tokens)
+                _score_rows(logits, [row for _, row, _ in scored], [top_k for _, _, top_k in scored], tokens)
 
         packed.complete = complete
         return packed
 
-    def _scored(self, sample: SamplingMetadata) -> list[tuple[int, ScheduledChunk, int]]:
-        """The rows that are scored here: their places, chunks and numbers of alternatives."""
+    def _scored(self, sample: SamplingMetadata) -> list[tuple[int, SampledRow, int]]:
+        """The rows that are scored here, with their places and numbers of alternatives."""
         vocab_size = self._decoder.config.vocab_size
-        rows = ((row, chunk, chunk.seq.request.num_listed(vocab_size)) for row, chunk in enumerate(sample.chunks))
-        return [(row, chunk, top_k) for row, chunk, top_k in rows if row < sample.num_unscored and top_k is not None]
+        unscored = enumerate(sample.rows[: sample.num_unscored])
+        rows = ((place, row, row.seq.request.num_listed(vocab_size)) for place, row in unscored)
+        return [(place, row, top_k) for place, row, top_k in rows if top_k is not None]
 
     def _copy(self, rows: list[int]) -> Tensor:
         """Start to copy these rows of the step's logits to the host; they are there when the step's results are."""
@@ -103,12 +104,12 @@ class HostScoring:
         return PackedRows(inputs.top_k, b"".join(packed))
 
 
-def _score_rows(logits: Tensor, chunks: Items[ScheduledChunk], top_k: Items[int], tokens: Rows) -> None:
+def _score_rows(logits: Tensor, rows: Items[SampledRow], top_k: Items[int], tokens: TokenRows) -> None:
     """Put scores beside the sampled tokens of these rows, which are in `tokens` without them."""
-    words = [tokens[chunk].words[0] for chunk in chunks]
+    words = [tokens[row].words[0] for row in rows]
     token_ids = torch.tensor([int(word[0]) for word in words])
     valid = torch.tensor([bool(word[1]) for word in words])
-    tokens.update(zip(chunks, _score(logits, token_ids, top_k, valid), strict=True))
+    tokens.update(zip(rows, _score(logits, token_ids, top_k, valid), strict=True))
 
 
 def _score(logits: Tensor, token_ids: Tensor, top_k: Items[int], valid: Tensor | None = None) -> list[PackedRows]:

@@ -97,7 +97,7 @@ class SamplerBuffers:
         settings: EngineSettings, vocab_size: int, last_tokens: Tensor, max_words: int, kernels: StepKernels
     ) -> SamplerBuffers:
         """Buffers for steps of up to `max_num_seqs` padded rows; StartupError where memory is lacking."""
-        device, dtype, max_rows = settings.device, settings.dtype, settings.max_num_seqs
+        device, dtype, max_rows = settings.device, settings.dtype, settings.max_rows
         on_device = settings.scoring == "device"
         tile = max(1, min(settings.max_num_batched_tokens, _PROMPT_LOGITS_BYTES // (vocab_size * dtype.itemsize)))
         together = full = None
@@ -272,15 +272,15 @@ class KernelSampler:
             self.choose(hidden, choice, sample.fields)
             return None
         logits, penalties = self._logits(hidden), None
-        chunks = [sample.chunks[row] for row in sample.penalized]
+        rows = [sample.rows[row] for row in sample.penalized]
         if sample.penalized:
-            penalties = self._penalties.gather(sample.penalized, chunks)
+            penalties = self._penalties.gather(sample.penalized, rows)
         edited = edit_logits(logits, penalties, sample.bias, sample.masks())
         self._draw(edited, sample.fields)
         _, token_ids, valid = self._kept(choice.rows)
         valid &= greedy_tokens(logits)[1]  # decided on the model's own logits too
         if penalties is not None:
-            self._penalties.count(penalties, chunks, token_ids)
+            self._penalties.count(penalties, rows, token_ids)
         self._keep(choice, sample.fields, chosen=True)
         return edited
 
@@ -321,7 +321,7 @@ class KernelSampler:
             out=self.buffers.scores if inputs.top_k <= self._buckets[-1] else self.buffers.full_scores,
         )
         begin = packed.num_words
-        packed.segments.append(Segment((inputs.chunk,), len(inputs.token_ids), inputs.top_k, True))
+        packed.segments.append(Segment(len(inputs.token_ids), inputs.top_k, prompt=inputs.chunk))
         pack_scores(inputs.token_ids, scores, inputs.top_k, self.buffers.words[begin : packed.num_words])
 
 

@@ -7,28 +7,32 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.plan.scheduler import SampledRow, ScheduledChunk
 from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.types import PackedRows, packed_width
 
-Rows = dict[ScheduledChunk, PackedRows]
+TokenRows = dict[SampledRow, PackedRows]
+"""Of each row that got a next token that token, perhaps with its scores."""
+
+PromptRows = dict[ScheduledChunk, PackedRows]
+"""Of each chunk with scored prompt positions their scores."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive packed rows with the same top_k: sampled tokens of several chunks, or prompt scores of one.
+    """Consecutive packed rows with the same top_k: sampled tokens, or prompt scores of one chunk.
 
     Attributes:
-        chunks: sampled tokens: the chunk of each row. Prompt scores: the one chunk that all rows belong to.
         num_rows: packed rows.
         top_k: listed alternatives of each row; None = rows without scores.
-        is_prompt: prompt scores, not sampled tokens.
+        sampled: the rows whose tokens were sampled, one each; empty for prompt scores.
+        prompt: the chunk whose prompt scores they are; None for sampled tokens.
     """
 
-    chunks: tuple[ScheduledChunk, ...]
     num_rows: int
     top_k: int | None
-    is_prompt: bool
+    sampled: tuple[SampledRow, ...] = ()
+    prompt: ScheduledChunk | None = None
 
     @property
     def num_words(self) -> int:
@@ -46,7 +50,7 @@ class Packed:
 
     words: Tensor | None = None
     segments: list[Segment] = field(default_factory=list)
-    complete: Callable[[Rows, Rows], None] | None = None
+    complete: Callable[[TokenRows, PromptRows], None] | None = None
 
     @property
     def num_words(self) -> int:
@@ -66,5 +70,5 @@ def token_segments(inputs: SamplingMetadata) -> Iterator[Segment]:
     start = 0
     for top_k, count in runs:
         if count:
-            yield Segment(inputs.chunks[start : start + count], count, top_k, False)
+            yield Segment(count, top_k, sampled=inputs.rows[start : start + count])
             start += count

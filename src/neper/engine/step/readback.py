@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from neper.engine import memory
-from neper.engine.plan.scheduler import StepPlan
-from neper.engine.step.packed import Packed, Rows, Segment
+from neper.engine.plan.scheduler import ScheduledChunk, StepPlan
+from neper.engine.step.packed import Packed, PromptRows, Segment, TokenRows
 from neper.types import PackedRows, packed_width
 
 
@@ -31,17 +31,21 @@ class StepOutput:
     plan: StepPlan
     segments: tuple[Segment, ...]
     words: Tensor | None
-    complete: Callable[[Rows, Rows], None] | None
+    complete: Callable[[TokenRows, PromptRows], None] | None
     arrived: torch.cuda.Event | None
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step's results on the host, by chunk. Chunks that yielded nothing are absent."""
+    """A step's results on the host, by chunk. Chunks that yielded nothing are absent.
+
+    Attributes:
+        tokens: the rows of a chunk in order: more than one where it has drafts, of which some may not be accepted.
+    """
 
     plan: StepPlan
-    tokens: Rows
-    prompt: Rows
+    tokens: dict[ScheduledChunk, PackedRows]
+    prompt: PromptRows
 
 
 @dataclass
@@ -122,24 +126,24 @@ class Readback:
         if output.arrived is not None:
             output.arrived.synchronize()
             self.counters.d2h_waits += 1
-        tokens: Rows = {}
-        prompt: Rows = {}
+        rows: TokenRows = {}
+        prompt: PromptRows = {}
         if output.words is not None:
             data = output.words.numpy().tobytes()
             begin = 0
             for segment in output.segments:
                 end = begin + 4 * segment.num_words
-                if segment.is_prompt:
-                    prompt[segment.chunks[0]] = PackedRows(segment.top_k, data[begin:end])
+                if segment.prompt is not None:
+                    prompt[segment.prompt] = PackedRows(segment.top_k, data[begin:end])
                 else:
                     row_bytes = 4 * packed_width(segment.top_k)
-                    for i, chunk in enumerate(segment.chunks):
+                    for i, row in enumerate(segment.sampled):
                         first = begin + i * row_bytes
-                        tokens[chunk] = PackedRows(segment.top_k, data[first : first + row_bytes])
+                        rows[row] = PackedRows(segment.top_k, data[first : first + row_bytes])
                 begin = end
         if output.complete is not None:
-            output.complete(tokens, prompt)
-        return StepResult(output.plan, tokens, prompt)
+            output.complete(rows, prompt)
+        return StepResult(output.plan, dict(_by_chunk(output.plan, rows)), prompt)
 
     def fetch(self, source: Tensor, target: Tensor) -> Tensor:
         """Copy to the first rows of a host buffer, and wait for it; returns them."""
@@ -155,3 +159,11 @@ class Readback:
         self.counters.d2h_copies += 1
         self.counters.d2h_bytes += source.nbytes
         return target
+
+
+def _by_chunk(plan: StepPlan, rows: TokenRows) -> Iterator[tuple[ScheduledChunk, PackedRows]]:
+    for chunk in plan.chunks:
+        if not chunk.samples:
+            continue
+        first, *others = (rows[row] for row in chunk.rows())
+        yield chunk, PackedRows(first.top_k, b"".join([first.data, *(row.data for row in others)])) if others else first

@@ -46,7 +46,7 @@ class ReferenceSampler:
 
     def _sample(self, hidden: Tensor, inputs: SamplingMetadata, words: list[Tensor], packed: Packed) -> None:
         # A row that has no next token (one token of a longer prompt) stands behind these.
-        count = len(inputs.chunks)
+        count = len(inputs.rows)
         logits = self._decoder.logits(hidden.index_select(0, inputs.fields.hidden_rows[:count]))
         packed.segments += token_segments(inputs)
         self.logits = logits if self._keep_logits else None
@@ -80,16 +80,16 @@ class ReferenceSampler:
             the edited logits that they were chosen from; None where nobody edits.
         """
         edited = penalties = None
-        chunks = [inputs.chunks[row] for row in inputs.penalized]
+        rows = [inputs.rows[row] for row in inputs.penalized]
         if inputs.penalized:
-            penalties = self._penalties.gather(inputs.penalized, chunks)
+            penalties = self._penalties.gather(inputs.penalized, rows)
         if inputs.edited:
             edited = edit_logits(logits, penalties, inputs.bias, inputs.masks())
         ids, finite = sample(logits, edited=edited, draws=inputs.draws())
         token_ids[: len(ids)] = ids
         valid[: len(ids)] = finite
         if penalties is not None:
-            self._penalties.count(penalties, chunks, token_ids)
+            self._penalties.count(penalties, rows, token_ids)
         return edited
 
     @staticmethod
@@ -110,4 +110,4 @@ class ReferenceSampler:
             vocab_size=self._decoder.config.vocab_size,
         )
         words.append(pack_scores(inputs.token_ids, scores, inputs.top_k))
-        packed.segments.append(Segment((inputs.chunk,), len(inputs.token_ids), inputs.top_k, True))
+        packed.segments.append(Segment(len(inputs.token_ids), inputs.top_k, prompt=inputs.chunk))

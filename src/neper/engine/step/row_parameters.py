@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.plan.scheduler import SampledRow
 from neper.ops import noise_keys
 from neper.ops.sampling.api import DrawRows
 from neper.types import SamplingParams
@@ -19,13 +19,13 @@ class RowParameter(NamedTuple):
     Attributes:
         dtype: of its values, 32 bits each.
         off: the value of rows that are not drawn.
-        value: gives the value of a chunk's row, of the chunk and its request's parameters.
+        value: gives a row's value, of the row and its request's parameters.
         width: values of a row.
     """
 
     dtype: type[np.generic]
     off: float
-    value: Callable[[ScheduledChunk, SamplingParams], Any]
+    value: Callable[[SampledRow, SamplingParams], Any]
     width: int = 1
 
 
@@ -37,5 +37,5 @@ ROW_PARAMETERS = DrawRows(
     min_p=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.min_p),
     top_n_sigma=RowParameter(np.float32, 0.0, lambda _, sampling: sampling.top_n_sigma),
     top_k=RowParameter(np.int32, 0, lambda _, sampling: min(sampling.top_k, _LAST_INT)),
-    keys=RowParameter(np.uint32, 0, lambda chunk, _: noise_keys(chunk.seq.seed, chunk.num_output_tokens), width=2),
+    keys=RowParameter(np.uint32, 0, lambda row, _: noise_keys(row.seq.seed, row.num_output_tokens), width=2),
 )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.plan.scheduler import SampledRow
 from neper.engine.step.inputs import RowFields, to_device
 from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.view_rows import ViewRows
@@ -46,7 +46,7 @@ class SamplingMetadata:
     edited), last those that are scored and take the model's own best token: the reduction that scores them finds it.
 
     Attributes:
-        chunks: [S], the chunk of each row.
+        rows: [S].
         fields: device tensors of the (padded) rows.
         num_chosen: how many rows, from the first on, have their token chosen by `sample`.
         drawn: the rows that are not greedy.
@@ -59,7 +59,7 @@ class SamplingMetadata:
         scored: [(top_k, number of rows)], runs of the other rows that want logprobs, up to the last row.
     """
 
-    chunks: tuple[ScheduledChunk, ...]
+    rows: tuple[SampledRow, ...]
     fields: RowFields[Tensor]
     num_chosen: int
     drawn: tuple[int, ...]
@@ -84,7 +84,7 @@ class SamplingMetadata:
     @property
     def num_plain(self) -> int:
         """How many rows, from the first on, are not among those."""
-        return len(self.chunks) - self.num_scored
+        return len(self.rows) - self.num_scored
 
     @property
     def num_unscored(self) -> int:
@@ -98,7 +98,7 @@ class SamplingMetadata:
 
     def draws(self, part: slice | None = None) -> DrawInputs | None:
         """Parameters of the rows that are drawn, as the reference takes them; of some rows alone, counted from 0."""
-        begin, end, _ = (part or slice(None)).indices(len(self.chunks))
+        begin, end, _ = (part or slice(None)).indices(len(self.rows))
         drawn = [row for row in self.drawn if begin <= row < end]
         if not drawn:
             return None
@@ -108,8 +108,7 @@ class SamplingMetadata:
 
     def masks(self) -> Masks | None:
         """The masks of the masked rows; None when there are none. See `MaskBuilder.build`."""
-        chunks = [self.chunks[row] for row in self.masked]
-        return self.mask_builder.build(chunks, self.masked, self.fields.slots.device)
+        return self.mask_builder.build([self.rows[row] for row in self.masked], self.masked, self.fields.slots.device)
 
     def view_logits(self, view: ViewRows, logits: Tensor, edited: Tensor | None) -> Tensor:
         """The logits that a view's rows are scored by; see `ViewRows.source`."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neper.engine.plan.scheduler import ScheduledChunk
+from neper.engine.plan.scheduler import SampledRow
 from neper.engine.settings import MAX_LISTED
 from neper.engine.step.inputs import to_device
 from neper.ops import DrawInputs, LogprobBuffers, TokenLogprobs, TokenSets, token_logprobs
@@ -93,25 +93,25 @@ def parts(runs: Items[tuple[int, int]]) -> Iterator[tuple[slice, int]]:
         begin += count
 
 
-def is_view(chunk: ScheduledChunk, vocab_size: int, longest_list: int) -> bool:
+def is_view(row: SampledRow, vocab_size: int, longest_list: int) -> bool:
     """Whether a row that is scored has a way of its own, other than lists of up to `longest_list` of raw scores."""
-    request = chunk.seq.request
+    request = row.seq.request
     listed = request.num_listed(vocab_size) or 0
     named = request.logprobs.token_ids or request.sampling.allowed_token_ids
-    return bool(named) or listed > longest_list or is_processed(chunk, vocab_size) or _temperature(chunk) > 0
+    return bool(named) or listed > longest_list or is_processed(row, vocab_size) or _temperature(row) > 0
 
 
-def is_processed(chunk: ScheduledChunk, vocab_size: int) -> bool:
+def is_processed(row: SampledRow, vocab_size: int) -> bool:
     """Whether a row's scores are of other logits than the model's own: edited, or without what filters drop."""
-    sampling = chunk.seq.request.sampling
-    if chunk.seq.request.logprobs.mode != "processed_logprobs":
+    sampling = row.seq.request.sampling
+    if row.seq.request.logprobs.mode != "processed_logprobs":
         return False
-    return chunk.edited or (not sampling.greedy and sampling.filters(vocab_size))
+    return row.edited or (not sampling.greedy and sampling.filters(vocab_size))
 
 
-def view_rows(chunks: Items[ScheduledChunk], begin: int, vocab_size: int, device: torch.device) -> Iterator[ViewRows]:
-    """The groups of these chunks, of which the first is row `begin` of the step: processed ones and others apart."""
-    for processed, run in groupby(chunks, key=lambda chunk: is_processed(chunk, vocab_size)):
+def view_rows(sampled: Items[SampledRow], begin: int, vocab_size: int, device: torch.device) -> Iterator[ViewRows]:
+    """The groups of these rows, of which the first is row `begin` of the step: processed ones and others apart."""
+    for processed, run in groupby(sampled, key=lambda row: is_processed(row, vocab_size)):
         rest = list(run)
         while rest:
             # Sorted by length, so the longest list is the last one's: few rows of long lists make a group.
@@ -123,41 +123,37 @@ def view_rows(chunks: Items[ScheduledChunk], begin: int, vocab_size: int, device
             rest = rest[count:]
 
 
-def _group(
-    chunks: Items[ScheduledChunk], begin: int, vocab_size: int, device: torch.device, processed: bool
-) -> ViewRows:
-    requests = [chunk.seq.request for chunk in chunks]
-    top_k = np.array([_row_top_k(chunk, vocab_size) for chunk in chunks], dtype=np.int32)
-    allowed = [chunk.seq.allowed_ids for chunk in chunks]
+def _group(sampled: Items[SampledRow], begin: int, vocab_size: int, device: torch.device, processed: bool) -> ViewRows:
+    requests = [row.seq.request for row in sampled]
+    top_k = np.array([_row_top_k(row, vocab_size) for row in sampled], dtype=np.int32)
+    allowed = [row.seq.allowed_ids for row in sampled]
     named = [request.logprobs.token_ids for request in requests]
     return ViewRows(
         begin=begin,
-        listed=tuple(
-            (listed, len(list(run))) for listed, run in groupby(_listed(chunk, vocab_size) for chunk in chunks)
-        ),
+        listed=tuple((listed, len(list(run))) for listed, run in groupby(_listed(row, vocab_size) for row in sampled)),
         top_k=int(top_k.max()),
         row_top_k=to_device(top_k, device),
-        temperature=to_device(np.array([_temperature(chunk) for chunk in chunks], dtype=np.float32), device),
+        temperature=to_device(np.array([_temperature(row) for row in sampled], dtype=np.float32), device),
         allowed=TokenSets.of(allowed, device) if any(map(len, allowed)) else None,
         named=TokenSets.of(named, device) if any(named) else None,
         processed=processed,
     )
 
 
-def _row_top_k(chunk: ScheduledChunk, vocab_size: int) -> int:
+def _row_top_k(row: SampledRow, vocab_size: int) -> int:
     """How many of the best ids a row lists; 0 where a set is listed whole."""
-    if chunk.seq.request.logprobs.token_ids or 0 < len(chunk.seq.allowed_ids) <= LISTED_WHOLE:
+    if row.seq.request.logprobs.token_ids or 0 < len(row.seq.allowed_ids) <= LISTED_WHOLE:
         return 0
-    return listed_places(chunk.seq.request.logprobs.top_k or 0, vocab_size)
+    return listed_places(row.seq.request.logprobs.top_k or 0, vocab_size)
 
 
-def _listed(chunk: ScheduledChunk, vocab_size: int) -> int:
-    return chunk.seq.request.num_listed(vocab_size) or 0
+def _listed(row: SampledRow, vocab_size: int) -> int:
+    return row.seq.request.num_listed(vocab_size) or 0
 
 
-def _temperature(chunk: ScheduledChunk) -> float:
+def _temperature(row: SampledRow) -> float:
     """Of a row's view; 0 where it is the raw one, or greedy, which is the same."""
-    sampling = chunk.seq.request.sampling
-    if chunk.seq.request.logprobs.mode == "raw_logprobs" or sampling.greedy:
+    sampling = row.seq.request.sampling
+    if row.seq.request.logprobs.mode == "raw_logprobs" or sampling.greedy:
         return 0.0
     return sampling.temperature

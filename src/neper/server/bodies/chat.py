@@ -113,6 +113,21 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class Prediction(Strict):
+    """What much of the reply may be, so that it comes sooner where it is."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.told or "" for part in self.content)
+
+    def check(self) -> None:
+        for part in self.content if isinstance(self.content, list) else ():
+            part.check("prediction.content", "prediction", ("text",))
+
+
 class ChatBody(GenerationBody):
     messages: list[Message] | None = None
     max_tokens: Positive | None = None
@@ -134,7 +149,7 @@ class ChatBody(GenerationBody):
     function_call: Annotated[Any, Only("none")] = None
     add_special_tokens: Annotated[Any, Only(False)] = None
     audio: Refused = None
-    prediction: Refused = None
+    prediction: Prediction | None = None
     web_search_options: Refused = None
 
     def check(self) -> None:
@@ -148,6 +163,8 @@ class ChatBody(GenerationBody):
                 "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
             )
         self.num_top_logprobs()
+        if self.prediction is not None:
+            self.prediction.check()
         self._check_tools()
         self._check_template_kwargs()
 

@@ -107,11 +107,15 @@ class ChoicesReply(Reply[Body]):
 
     def _usage(self) -> schemas.Usage:
         usage = self.generation.usage()
+        drafted: schemas.DraftedTokens | UnsetType = UNSET
+        if self.service.engine.capabilities.speculative or usage.accepted_tokens or usage.rejected_tokens:
+            drafted = schemas.DraftedTokens(usage.accepted_tokens, usage.rejected_tokens)
         return schemas.Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details=schemas.CachedTokens(cached_tokens=usage.cached_tokens),
+            completion_tokens_details=drafted,
         )
 
     def _envelope(self, kind: str) -> JsonObject:

@@ -70,11 +70,21 @@ class CachedTokens(Schema):
     cached_tokens: Count
 
 
+class DraftedTokens(Schema):
+    """Drafted tokens: those that are in the replies, and those that are not."""
+
+    accepted_prediction_tokens: Count
+    rejected_prediction_tokens: Count
+
+
 class Usage(Schema):
+    """`completion_tokens_details` comes from engines that draft tokens alone."""
+
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: DraftedTokens | UnsetType = UNSET
 
 
 class PromptEntry(Schema):

@@ -38,6 +38,7 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
     token_ids = await chat_prompt(service, body)
     if not token_ids:
         raise InvalidRequestError("the chat template makes no prompt of these messages", param="messages")
+    prediction = await _prediction(service, body)
     thinking = _thinking(service, body, token_ids)
     constraint = None
     if body.response_format is not None or body.structured_outputs is not None or body.functions_callable():
@@ -56,7 +57,19 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         begins_text=not body.continue_final_message,
         constraint=constraint,
         parser=_parser(service, body, thinking, form),
+        prediction=prediction,
     )
+
+
+async def _prediction(service: Service, body: ChatBody) -> list[int]:
+    """Ids of the predicted text."""
+    if body.prediction is None:
+        return []
+    if not service.engine.capabilities.speculative:
+        raise UnsupportedError(
+            "prediction: this server drafts no tokens; start it with --speculative ngram", param="prediction"
+        )
+    return await service.encode(body.prediction.text, add_special_tokens=False)
 
 
 async def chat_prompt(service: Service, body: ChatBody) -> list[int]:

@@ -6,7 +6,7 @@ Nothing is started here. Whatever the engine's capabilities do not cover is refu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -113,6 +113,7 @@ async def new_generation(
     begins_text: bool,
     constraint: Constraint | None = None,
     parser: Callable[[], MessageParser | JsonParser] | None = None,
+    prediction: Sequence[int] = (),
 ) -> Generation:
     """The choices of all prompts, not started.
 
@@ -121,6 +122,7 @@ async def new_generation(
         begins_text: replies are texts of their own, not the continuation of a prompt's.
         constraint: what the text must follow.
         parser: makes the parser of a choice's text; None = the text is all content.
+        prediction: ids of what much of each reply may be.
     """
     capabilities = service.engine.capabilities
     n = body.n or 1
@@ -137,6 +139,7 @@ async def new_generation(
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
     # The first choice of a prompt scores it for all of them, except in a stream, which shows each as it comes.
     others = logprobs if body.stream else msgspec.structs.replace(logprobs, prompt_top_k=None)
+    predicted = tuple(prediction)
     choices: list[Choice] = []
     listed = 0
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
@@ -149,6 +152,7 @@ async def new_generation(
                 ),
                 logprobs=others if place else logprobs,
                 eos_token_ids=service.eos_token_ids,
+                prediction_token_ids=predicted,
             )
             listed += _num_listed(request, capabilities.vocab_size)
             choices.append(

@@ -1,0 +1,1 @@
+"""Drafts: tokens that may follow, proposed before the model is asked."""

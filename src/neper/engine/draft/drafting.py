@@ -1,0 +1,82 @@
+"""Drafts of a step: which sequences get some, how many, and what of them can be of use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from neper.engine.draft.depth import Depth
+from neper.engine.draft.drafter import Drafter
+from neper.engine.plan.sequence import Sequence
+
+
+@dataclass
+class DraftCounters:
+    """What was drafted since start. See EngineStats."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class Drafting:
+    """Asks a drafter for the running sequences, and keeps how far each one's drafts are accepted.
+
+    Args:
+        most: drafts of a sequence at most.
+        rows: rows of a step beyond which drafts are not worth their time.
+    """
+
+    def __init__(self, drafter: Drafter, *, most: int, rows: int) -> None:
+        self.counters = DraftCounters()
+        self._drafter = drafter
+        self._most = most
+        self._rows = rows
+        self._depths: dict[Sequence, Depth] = {}
+
+    def ready(self, running: Iterable[Sequence]) -> bool:
+        """True where reading the step in flight first would bring drafts."""
+        return any(seq.num_pending and self._wanted(seq) and self._drafter.ready(seq) for seq in running)
+
+    def propose(self, running: list[Sequence]) -> dict[Sequence, tuple[int, ...]]:
+        """Drafts for the running sequences of which the next token is to be computed, and all before it are known."""
+        room = self._rows - len(running)
+        wanted = {}
+        for seq in running:
+            most = min(self._wanted(seq), room)
+            if most > 0 and not seq.num_pending and seq.num_uncomputed_tokens == 1:
+                wanted[seq] = most
+                room -= most
+        drafts = {}
+        for seq, token_ids in self._drafter.propose(wanted).items() if wanted else ():
+            useful = seq.useful_drafts(token_ids[: wanted[seq]])
+            if useful and seq.matcher is not None:
+                useful = useful[: seq.matcher.num_fitting(useful)]
+            if useful:
+                drafts[seq] = useful
+        return drafts
+
+    def follow(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Hear what became of a sequence's drafts, of which there may have been none, and that it has a token more."""
+        self._depth(seq).follow(num_drafts, num_accepted)
+        if num_drafts:
+            self.counters.drafts += 1
+            self.counters.draft_tokens += num_drafts
+            self.counters.accepted_tokens += num_accepted
+            self._drafter.accepted(seq, num_accepted)
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what is kept of a sequence that has ended."""
+        self._depths.pop(seq, None)
+        self._drafter.forget(seq)
+
+    def _wanted(self, seq: Sequence) -> int:
+        if seq.parked or seq.max_tokens == 0 or (seq.matcher is not None and seq.matcher.slow):
+            return 0
+        return self._depth(seq).wanted
+
+    def _depth(self, seq: Sequence) -> Depth:
+        depth = self._depths.get(seq)
+        if depth is None:
+            depth = self._depths[seq] = Depth(self._most)
+        return depth

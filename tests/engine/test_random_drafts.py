@@ -1,0 +1,171 @@
+"""Random requests in engines that draft, each held bit by bit to what it does alone without drafts.
+
+The requests are those of test_random_steps. Drafters look up n-grams, or know what each request will say and are right,
+wrong, right for a while, or propose ends and ids that the request forbids.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from neper.engine.core import EngineCore
+from neper.engine.draft.depth import Depth
+from neper.engine.draft.drafting import Drafting
+from neper.engine.draft.ngram import NgramDrafter
+from neper.engine.plan.sequence import Sequence
+from neper.types import SamplingParams
+from tests.engine.test_random_steps import ASKED, END, ENGINES, QUICK, QUIET, Asked, Engines, same
+from tests.helpers.engine import prompts, request, run
+from tests.helpers.tiny import VOCAB_SIZE
+
+RIGHT = 100  # more tokens than any request has
+
+
+@dataclass(frozen=True)
+class Habit:
+    """What a drafter proposes: so many right tokens, then others.
+
+    Attributes:
+        then: "" = nothing more, "wrong" = the next id to the right one, "end" = ids that end replies, "any" = others.
+    """
+
+    right: int
+    then: str
+
+    def tokens(self, right: list[int], most: int) -> list[int]:
+        rest = right[self.right :]
+        others = {
+            "": [],
+            "wrong": [(token_id + 1) % VOCAB_SIZE for token_id in rest] or [7],
+            "end": [END, *range(3, 12), *rest],
+            "any": [VOCAB_SIZE - 1, 0, 5, 5, 6, *rest],
+        }
+        return (right[: self.right] + others[self.then])[:most]
+
+
+HABITS = st.sampled_from(
+    [Habit(RIGHT, ""), Habit(RIGHT, ""), Habit(0, "wrong"), Habit(2, "wrong"), Habit(1, "end"), Habit(3, "any")]
+)
+
+
+class Knowing:
+    """A drafter that knows the replies: by prompt, parameters and scores, since names are not kept."""
+
+    def __init__(self, replies: Mapping[bytes, list[int]], habit: Habit) -> None:
+        self._replies = replies
+        self._habit = habit
+        self.told: Counter[str] = Counter()
+
+    def ready(self, seq: Sequence) -> bool:
+        return True
+
+    def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        return {
+            seq: self._habit.tokens(self._replies[key(seq.request)][len(seq.token_ids) - seq.num_prompt_tokens :], most)
+            for seq, most in wanted.items()
+        }
+
+    def accepted(self, seq: Sequence, num_accepted: int) -> None:
+        self.told["accepted"] += num_accepted
+
+    def forget(self, seq: Sequence) -> None:
+        self.told["forgotten"] += 1
+
+
+def key(request: Any) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(request, request_id="", prediction_token_ids=()))
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_dir: Callable[..., Path]) -> Engines:
+    return Engines(tiny_dir("llama"))
+
+
+@pytest.mark.slow
+@pytest.mark.rounds(QUICK)
+def test_drafts_change_nothing(engines: Engines, rounds: int) -> None:
+    counts: Counter[str] = Counter()
+
+    @settings(max_examples=rounds, derandomize=rounds == QUICK, **QUIET)
+    @given(
+        items=ASKED,
+        fields=ENGINES,
+        habit=st.one_of(st.none(), HABITS),
+        most=st.sampled_from([1, 2, 4, 16]),
+        eager=st.booleans(),
+        predicted=st.sampled_from([0, 3, 50]),
+    )
+    def check(
+        items: list[Asked], fields: dict[str, Any], habit: Habit | None, most: int, eager: bool, predicted: int
+    ) -> None:
+        note(f"engine: {fields}, habit: {habit}, most: {most}, eager: {eager}, predicted: {predicted}")
+        for item in items:
+            note(f"request: {item}")
+        alone = {id(item.request): engines.alone(item.request) for item in items}
+        replies = {key(item.request): alone[id(item.request)].token_ids for item in items}
+
+        def prepare(core: EngineCore) -> None:
+            drafter = NgramDrafter() if habit is None else Knowing(replies, habit)
+            core._drafting = Drafting(drafter, most=most, rows=core.settings.draft_rows)
+            cores.append(core)
+
+        asked = [item for item in items if item.request.sampling.seed is not None or item.request.sampling.greedy]
+        wants = {id(item): alone[id(item.request)] for item in asked}
+        if predicted:  # a part of the reply, with an id between that is not in it
+            for number, item in enumerate(asked):
+                want = wants[id(item)]
+                ids = (*want.token_ids[:predicted], 9, *want.token_ids[predicted:])
+                request = msgspec.structs.replace(item.request, prediction_token_ids=ids)
+                asked[number] = replace(item, request=request)
+                wants[id(asked[number])] = want
+        for overlap in (False, True):
+            note(f"overlap: {overlap}")
+            cores: list[EngineCore] = []
+            with pytest.MonkeyPatch.context() as patch:
+                if eager:
+                    patch.setattr(Depth, "wanted", most)
+                done = engines.together(
+                    asked, prepare=prepare, overlap=overlap, speculative="ngram", draft_tokens=most, **fields
+                )
+                for item, got in done:
+                    want = wants[id(item)] if id(item) in wants else alone_of(item, asked, wants)
+                    same(item, got, want)
+            counts.update(asdict(cores[0]._drafting.counters))
+
+    check()
+    # It could not fail without drafts of both kinds.
+    assert counts["accepted_tokens"] > rounds
+    assert counts["draft_tokens"] > counts["accepted_tokens"] + rounds
+
+
+def alone_of(item: Asked, asked: list[Asked], wants: Mapping[int, Any]) -> Any:
+    """What the request of one that came back does alone."""
+    return next(wants[id(other)] for other in asked if other.request is item.request)
+
+
+def test_what_was_computed_of_rejected_drafts_is_never_reused(engines: Engines) -> None:
+    """Replies that end in every place of a block, beside rejected drafts; then prompts that find those blocks."""
+    core = engines.make(speculative="ngram", draft_tokens=4)
+    for seed in range(3):
+        prompt = prompts(1, 6, seed=seed)[0]
+        whole = engines.alone(request("whole", prompt, SamplingParams(temperature=0.0, max_tokens=24))).token_ids
+        for last in range(1, 14):
+            stopped = SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(whole[last],))
+            asked = request("first", prompt, stopped)
+            reply = engines.alone(asked).token_ids
+            wrong = {key(asked): [(token_id + 1) % VOCAB_SIZE for token_id in whole]}
+            core._drafting = Drafting(Knowing(wrong, Habit(RIGHT, "")), most=4, rows=16)
+            assert run(core, [asked])["first"].token_ids == reply
+            core._drafting = None
+            later = request("later", [*prompt, *reply, 11, 12])
+            assert run(core, [later])["later"].token_ids == engines.alone(later).token_ids
+    assert core.stats().cached_tokens > 0
