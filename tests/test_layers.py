@@ -50,7 +50,8 @@ LEVELS = {
     """,
     "engine": """
         interface memory plan settings
-        draft step
+        step
+        draft
         start
         core
         llm remote

@@ -17,7 +17,7 @@ DEFAULT_MODEL = "smollm2-135m"
 LOGPROBS_MODES = ("raw_logprobs", "tempered_logprobs", "processed_logprobs")
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("think", "mistral", "none")
-DRAFTERS = ("ngram",)
+DRAFTERS = ("ngram", "draft:MODEL")
 MAX_DRAFT_TOKENS = 16
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -58,7 +58,9 @@ class EngineConfig:
     overlap: bool | None = _option(None, "Launch a step before the last one's results are read. Default: on a GPU.")
     num_threads: int | None = _option(None, "CPU threads of the engine. Default: one for each core that it may use.")
     speculative: str | None = _option(
-        None, "Draft tokens and verify several per step: ngram, which looks them up in prompt and reply. Default: off."
+        None,
+        "Draft tokens and verify several per step: ngram looks them up in prompt and reply, draft:MODEL asks a small "
+        "model of the same vocabulary. Default: off.",
     )
     draft_tokens: int | None = _option(None, "Most drafted tokens of a request per step, 1 to 16. Default: 8.")
 
@@ -73,7 +75,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {value}")
-        if self.speculative not in (None, *DRAFTERS):
+        kind, _, model = (self.speculative or "").partition(":")
+        if self.speculative not in (None, "ngram") and (kind != "draft" or not model):
             raise ConfigError(f"speculative must be {' or '.join(DRAFTERS)}, got {self.speculative!r}")
         if self.draft_tokens is not None and self.speculative is None:
             raise ConfigError("draft_tokens needs speculative: what proposes them, for example ngram")
@@ -91,6 +94,12 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
             )
+
+    @property
+    def draft_model(self) -> str | None:
+        """The small model that drafts; None where none does."""
+        kind, _, model = (self.speculative or "").partition(":")
+        return model if kind == "draft" else None
 
     def context(self, limit: int) -> int:
         """The longest prompt + reply with a model of that context; ConfigError where more was asked for."""

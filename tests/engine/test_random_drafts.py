@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from neper.engine.core import EngineCore
 from neper.engine.draft.depth import Depth
 from neper.engine.draft.drafting import Drafting
-from neper.engine.draft.ngram import NgramDrafter
 from neper.engine.plan.sequence import Sequence
+from neper.engine.start import draft_model
 from neper.types import SamplingParams
-from tests.engine.test_random_steps import ASKED, END, ENGINES, QUICK, QUIET, Asked, Engines, same
+from tests.engine.test_random_steps import ASKED, BYTES_OF_A_BLOCK, END, ENGINES, QUICK, QUIET, Asked, Engines, same
 from tests.helpers.engine import prompts, request, run
+from tests.helpers.exact_decoder import POISON, ExactDecoder
 from tests.helpers.tiny import VOCAB_SIZE
 
 RIGHT = 100  # more tokens than any request has
@@ -35,7 +36,8 @@ class Habit:
     """What a drafter proposes: so many right tokens, then others.
 
     Attributes:
-        then: "" = nothing more, "wrong" = the next id to the right one, "end" = ids that end replies, "any" = others.
+        then: "" = nothing more, "wrong" = the next id to the right one, "end" = ids that end replies, "any" = others,
+            "none" = some that are no ids.
     """
 
     right: int
@@ -48,17 +50,28 @@ class Habit:
             "wrong": [(token_id + 1) % VOCAB_SIZE for token_id in rest] or [7],
             "end": [END, *range(3, 12), *rest],
             "any": [VOCAB_SIZE - 1, 0, 5, 5, 6, *rest],
+            "none": [-1, 5, VOCAB_SIZE],
         }
         return (right[: self.right] + others[self.then])[:most]
 
 
 HABITS = st.sampled_from(
-    [Habit(RIGHT, ""), Habit(RIGHT, ""), Habit(0, "wrong"), Habit(2, "wrong"), Habit(1, "end"), Habit(3, "any")]
+    [
+        Habit(RIGHT, ""),
+        Habit(RIGHT, ""),
+        Habit(0, "wrong"),
+        Habit(2, "wrong"),
+        Habit(1, "end"),
+        Habit(3, "any"),
+        Habit(2, "none"),
+    ]
 )
 
 
 class Knowing:
     """A drafter that knows the replies: by prompt, parameters and scores, since names are not kept."""
+
+    writes = False
 
     def __init__(self, replies: Mapping[bytes, list[int]], habit: Habit) -> None:
         self._replies = replies
@@ -90,6 +103,22 @@ def engines(tiny_dir: Callable[..., Path]) -> Engines:
     return Engines(tiny_dir("llama"))
 
 
+# Models that draft: the model itself, and one with other weights.
+MODELS = {"draft:itself": 0, "draft:other": 1}
+
+
+@pytest.fixture(autouse=True)
+def draft_models(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = {name: ExactDecoder(engines._source.config, seed) for name, seed in MODELS.items()}
+    monkeypatch.setattr(draft_model, "load", lambda name, *_: decoders[f"draft:{name}"])
+
+
+def speculative(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """An engine's fields. A draft model has a cache of its own, of as many blocks."""
+    memory = fields["kv_cache_memory"] * (2 if name in MODELS else 1)
+    return fields | {"speculative": name, "kv_cache_memory": memory}
+
+
 @pytest.mark.slow
 @pytest.mark.rounds(QUICK)
 def test_drafts_change_nothing(engines: Engines, rounds: int) -> None:
@@ -99,23 +128,24 @@ def test_drafts_change_nothing(engines: Engines, rounds: int) -> None:
     @given(
         items=ASKED,
         fields=ENGINES,
-        habit=st.one_of(st.none(), HABITS),
+        drafter=st.one_of(st.sampled_from(["ngram", *MODELS]), HABITS),
         most=st.sampled_from([1, 2, 4, 16]),
         eager=st.booleans(),
         predicted=st.sampled_from([0, 3, 50]),
     )
     def check(
-        items: list[Asked], fields: dict[str, Any], habit: Habit | None, most: int, eager: bool, predicted: int
+        items: list[Asked], fields: dict[str, Any], drafter: str | Habit, most: int, eager: bool, predicted: int
     ) -> None:
-        note(f"engine: {fields}, habit: {habit}, most: {most}, eager: {eager}, predicted: {predicted}")
+        note(f"engine: {fields}, drafter: {drafter}, most: {most}, eager: {eager}, predicted: {predicted}")
         for item in items:
             note(f"request: {item}")
         alone = {id(item.request): engines.alone(item.request) for item in items}
         replies = {key(item.request): alone[id(item.request)].token_ids for item in items}
 
         def prepare(core: EngineCore) -> None:
-            drafter = NgramDrafter() if habit is None else Knowing(replies, habit)
-            core._drafting = Drafting(drafter, most=most, rows=core.settings.draft_rows)
+            if isinstance(drafter, Habit):
+                knowing = Knowing(replies, drafter)
+                core._drafting = Drafting(knowing, most=most, rows=core.settings.draft_rows, vocab_size=VOCAB_SIZE)
             cores.append(core)
 
         asked = [item for item in items if item.request.sampling.seed is not None or item.request.sampling.greedy]
@@ -133,9 +163,8 @@ def test_drafts_change_nothing(engines: Engines, rounds: int) -> None:
             with pytest.MonkeyPatch.context() as patch:
                 if eager:
                     patch.setattr(Depth, "wanted", most)
-                done = engines.together(
-                    asked, prepare=prepare, overlap=overlap, speculative="ngram", draft_tokens=most, **fields
-                )
+                config = speculative(drafter if isinstance(drafter, str) else "ngram", fields)
+                done = engines.together(asked, prepare=prepare, overlap=overlap, draft_tokens=most, **config)
                 for item, got in done:
                     want = wants[id(item)] if id(item) in wants else alone_of(item, asked, wants)
                     same(item, got, want)
@@ -163,9 +192,37 @@ def test_what_was_computed_of_rejected_drafts_is_never_reused(engines: Engines) 
             asked = request("first", prompt, stopped)
             reply = engines.alone(asked).token_ids
             wrong = {key(asked): [(token_id + 1) % VOCAB_SIZE for token_id in whole]}
-            core._drafting = Drafting(Knowing(wrong, Habit(RIGHT, "")), most=4, rows=16)
+            core._drafting = Drafting(Knowing(wrong, Habit(RIGHT, "")), most=4, rows=16, vocab_size=VOCAB_SIZE)
             assert run(core, [asked])["first"].token_ids == reply
             core._drafting = None
             later = request("later", [*prompt, *reply, 11, 12])
             assert run(core, [later])["later"].token_ids == engines.alone(later).token_ids
     assert core.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_that_drafts_for_itself_is_always_right(engines: Engines, overlap: bool) -> None:
+    """Its cache must hold what it read: prompts in pieces, drafts that were accepted, blocks that it finds again."""
+    fields = {"kv_cache_memory": 16 * BYTES_OF_A_BLOCK, "max_num_batched_tokens": 16, "overlap": overlap}
+    core = engines.make(**speculative("draft:itself", fields), draft_tokens=4)
+    stem = prompts(1, 9, seed=5)[0]
+    asked = [
+        request(
+            f"{number}-",
+            stem[: 9 - number % 6] + prompts(1, 5, seed=number)[0],
+            SamplingParams(temperature=number % 2, seed=number, top_p=0.9, max_tokens=17),
+            top_k=2,
+        )
+        for number in range(12)
+    ]
+    alone = {item.request_id: engines.alone(item).tokens for item in asked}
+    # Nothing follows a token that poisons its context, so drafts after it are wrong.
+    asked = [item for item in asked if POISON not in alone[item.request_id].token_ids]
+    for _ in range(2):
+        assert {name: got.tokens for name, got in run(core, asked).items()} == {
+            item.request_id: alone[item.request_id] for item in asked
+        }
+    stats = core.stats()
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    assert stats.accepted_tokens == stats.draft_tokens > 100

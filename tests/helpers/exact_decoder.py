@@ -29,11 +29,11 @@ class ExactDecoder(Decoder):
     Keys hold a token's id + 1 and its position; a hidden state holds the number of its row, and whether it is poisoned.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         self.config = config
         self.dtype = torch.float32
         self.device = torch.device("cpu")
-        generator = np.random.default_rng(0)
+        generator = np.random.default_rng(seed)
         self._logits = torch.from_numpy(generator.normal(0, 3, (ROWS, config.vocab_size)).astype(np.float32))
         self._factors = generator.integers(1, 2**62, config.max_position_embeddings, dtype=np.uint64)
 

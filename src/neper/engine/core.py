@@ -48,7 +48,7 @@ class EngineCore:
         decoder: Decoder | None = None,
     ) -> None:
         """Load the model, unless a loaded `decoder` is given, and prepare all that requests will need."""
-        self.settings, self.runner = startup.build(config, source, decoder, progress)
+        self.settings, self.runner, self._drafting = startup.build(config, source, decoder, progress)
         self.scheduler = Scheduler(
             BlockManager(
                 self.settings.num_blocks, self.settings.block_size, prefix_caching=self.settings.prefix_caching
@@ -59,7 +59,6 @@ class EngineCore:
             max_listed=MAX_LISTED,
             max_drafts=self.settings.max_drafts,
         )
-        self._drafting = startup.drafting(self.settings)
         self._grammars = EngineGrammars(source.path, source.config.vocab_size)
         self.capabilities = Capabilities(
             vocab_size=source.config.vocab_size,
@@ -135,7 +134,9 @@ class EngineCore:
         Where a row may sample what the token before it allows, and that is not known yet, the step before is read in
         the middle, while the device computes the hidden states of this one.
         """
-        drafts = None if self._drafting is None else self._drafting.propose(self.scheduler.running)
+        drafts = None
+        if self._drafting is not None:
+            drafts = self._drafting.propose(self.scheduler.running, self.scheduler.reserve)
         plan = self.scheduler.plan(drafts)
         if not plan.chunks:
             return None

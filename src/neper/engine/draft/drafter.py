@@ -13,7 +13,12 @@ class Drafter(Protocol):
     """Proposes tokens that may follow those of running sequences.
 
     A draft changes when tokens come, never which: the model verifies each. So a drafter may be wrong at any time.
+
+    Attributes:
+        writes: it has a cache of its own, in the places of the sequences' blocks, and needs blocks for its drafts.
     """
+
+    writes: bool
 
     def ready(self, seq: Sequence) -> bool:
         """True where it would propose something if the sequence's pending token were known to the host.

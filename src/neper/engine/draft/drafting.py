@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from neper.engine.draft.depth import Depth
 from neper.engine.draft.drafter import Drafter
@@ -25,31 +26,43 @@ class Drafting:
     Args:
         most: drafts of a sequence at most.
         rows: rows of a step beyond which drafts are not worth their time.
+        vocab_size: ids of the model.
     """
 
-    def __init__(self, drafter: Drafter, *, most: int, rows: int) -> None:
+    def __init__(self, drafter: Drafter, *, most: int, rows: int, vocab_size: int) -> None:
         self.counters = DraftCounters()
         self._drafter = drafter
         self._most = most
         self._rows = rows
+        self._vocab_size = vocab_size
         self._depths: dict[Sequence, Depth] = {}
 
     def ready(self, running: Iterable[Sequence]) -> bool:
         """True where reading the step in flight first would bring drafts."""
         return any(seq.num_pending and self._wanted(seq) and self._drafter.ready(seq) for seq in running)
 
-    def propose(self, running: list[Sequence]) -> dict[Sequence, tuple[int, ...]]:
-        """Drafts for the running sequences of which the next token is to be computed, and all before it are known."""
+    def propose(
+        self, running: list[Sequence], reserve: Callable[[Sequence, int], int]
+    ) -> dict[Sequence, tuple[int, ...]]:
+        """Drafts for the running sequences of which the next token is to be computed, and all before it are known.
+
+        Args:
+            reserve: gives a sequence blocks for up to so many drafts, and returns how many have room.
+        """
         room = self._rows - len(running)
         wanted = {}
         for seq in running:
             most = min(self._wanted(seq), room)
             if most > 0 and not seq.num_pending and seq.num_uncomputed_tokens == 1:
-                wanted[seq] = most
-                room -= most
+                if self._drafter.writes:
+                    most = reserve(seq, most)
+                if most > 0:
+                    wanted[seq] = most
+                    room -= most
         drafts = {}
         for seq, token_ids in self._drafter.propose(wanted).items() if wanted else ():
-            useful = seq.useful_drafts(token_ids[: wanted[seq]])
+            known = takewhile(lambda token_id: 0 <= token_id < self._vocab_size, token_ids[: wanted[seq]])
+            useful = seq.useful_drafts(list(known))
             if useful and seq.matcher is not None:
                 useful = useful[: seq.matcher.num_fitting(useful)]
             if useful:

@@ -127,6 +127,8 @@ class _Known:
 class NgramDrafter:
     """Looks up drafts; it has no weights. It satisfies `neper.engine.draft.drafter.Drafter`."""
 
+    writes = False
+
     def __init__(self) -> None:
         self._known: dict[Sequence, _Known] = {}
 

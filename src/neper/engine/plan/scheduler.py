@@ -215,6 +215,18 @@ class Scheduler:
         chunks.sort(key=lambda chunk: chunk.length > 1)
         return StepPlan(tuple(chunks))
 
+    def reserve(self, seq: Sequence, count: int) -> int:
+        """Give a sequence blocks for up to `count` drafts after its next token; returns how many have room.
+
+        A block stays free for each running sequence, so that no draft makes one of them give up its own.
+        """
+        end = seq.num_computed_tokens + 1
+        while count and self.blocks.missing_blocks(seq, end + count) > self.blocks.num_free_blocks - len(self.running):
+            count -= 1
+        if count:
+            self.blocks.grow(seq, end + count)
+        return count
+
     def _add_drafts(
         self, drafts: Mapping[Sequence, tuple[int, ...]], lengths: dict[Sequence, int], budget: int
     ) -> dict[Sequence, tuple[int, ...]]:

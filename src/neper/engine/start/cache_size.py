@@ -94,13 +94,18 @@ def on_gpu(settings: EngineSettings, model: ModelConfig, worst_steps: Callable[[
     return left
 
 
-def fit(settings: EngineSettings, model: ModelConfig, cache_bytes: int, *, lower_context: bool) -> EngineSettings:
+def fit(
+    settings: EngineSettings, model: ModelConfig, cache_bytes: int, *, lower_context: bool, beside: int = 0
+) -> EngineSettings:
     """Settings with `num_blocks` for a cache of so many bytes; a context that does not fit is lowered, if that may be.
+
+    Args:
+        beside: bytes that each block takes in the cache of a draft model.
 
     Raises:
         StartupError: the cache cannot hold a request of the longest context.
     """
-    each = block_bytes(model, settings)
+    each = block_bytes(model, settings) + beside
     # No more than all sequences at full length could use, and block 0 is nobody's.
     per_sequence = -(-settings.max_model_len // settings.block_size)
     num_blocks = min(cache_bytes // each, per_sequence * settings.max_num_seqs + 1)

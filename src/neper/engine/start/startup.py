@@ -10,10 +10,12 @@ import torch
 
 from neper.config import EngineConfig
 from neper.engine import memory, settings
+from neper.engine.draft.drafter import Drafter
 from neper.engine.draft.drafting import Drafting
+from neper.engine.draft.model import ModelDrafter
 from neper.engine.draft.ngram import NgramDrafter
 from neper.engine.settings import EngineSettings
-from neper.engine.start import cache_size
+from neper.engine.start import cache_size, draft_model
 from neper.engine.start.allocator import keep_freed_memory
 from neper.engine.step.batch import BatchBuilder, row_buckets
 from neper.engine.step.host_scoring import HostScoring
@@ -38,8 +40,8 @@ logger = logging.getLogger("neper.engine")
 
 def build(
     config: EngineConfig, source: ModelSource, decoder: Decoder | None = None, progress: Progress | None = None
-) -> tuple[EngineSettings, ModelRunner]:
-    """A runner for `config`, and the settings that it was built for.
+) -> tuple[EngineSettings, ModelRunner, Drafting | None]:
+    """A runner for `config`, the settings that it was built for, and what drafts where something does.
 
     Args:
         decoder: a loaded model to use; None = load the source's.
@@ -68,26 +70,41 @@ def build(
             functools.partial(decoder.prepare, chosen.max_model_len),
             torch.device("cpu"),
         )
+    decoders = {decoder: chosen}
+    if config.draft_model is not None:
+        small = draft_model.load(config.draft_model, source, chosen, progress)
+        decoders[small] = draft_model.settings(chosen, small)
     if chosen.device.type != "cpu":
         started = time.monotonic()
         with memory.needed("compiling the kernels", "free the device of other programs", chosen.device):
-            _compile(decoder, chosen)
+            for model_of, its_settings in decoders.items():
+                _compile(model_of, its_settings)
         logger.info("compiled the kernels in %.1f s; they are kept for the next start", time.monotonic() - started)
-    runner = _runner(decoder, chosen, model)
-    chosen = _with_cache(runner, config, chosen, model)
+    runner, *others = (_runner(model_of, its_settings) for model_of, its_settings in decoders.items())
+    drafts_by = others[0] if others else None
+    chosen = _with_caches(runner, drafts_by, config, chosen, model)
     if chosen.cuda_graphs:
         started = time.monotonic()
         with memory.needed("CUDA graphs", "lower gpu_memory_utilization or kv_cache_memory", chosen.device):
-            runner.capture(row_buckets(chosen.max_num_seqs), progress)
+            for each in (runner, *others):
+                each.capture(row_buckets(chosen.max_num_seqs), progress)
         logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
-    return chosen, runner
+    return chosen, runner, _drafting(chosen, drafts_by, model)
 
 
-def drafting(chosen: EngineSettings) -> Drafting | None:
-    """What drafts; None where nothing does."""
+def _drafting(chosen: EngineSettings, small: ModelRunner | None, model: ModelConfig) -> Drafting | None:
+    """What drafts: by lookup, or by a small model's runner."""
     if chosen.speculative is None:
         return None
-    return Drafting(NgramDrafter(), most=chosen.draft_tokens, rows=chosen.draft_rows)
+    drafter: Drafter = NgramDrafter()
+    if small is not None:
+        drafter = ModelDrafter(
+            small,
+            block_size=chosen.block_size,
+            max_model_len=min(chosen.max_model_len, small.decoder.config.max_position_embeddings),
+            max_num_batched_tokens=chosen.max_num_batched_tokens,
+        )
+    return Drafting(drafter, most=chosen.draft_tokens, rows=chosen.draft_rows, vocab_size=model.vocab_size)
 
 
 def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
@@ -104,9 +121,9 @@ def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     compile_all(needed, device)
 
 
-def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> ModelRunner:
+def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
     """A runner with all its buffers, but without a cache."""
-    device = chosen.device
+    device, model = chosen.device, decoder.config
     on_host = chosen.scoring == "host"
     kernels = backends.steps(device, model.vocab_size, model.head_dim)
     buckets = row_buckets(chosen.max_rows) if kernels is not None else []
@@ -149,10 +166,10 @@ def _runner(decoder: Decoder, chosen: EngineSettings, model: ModelConfig) -> Mod
     )
 
 
-def _with_cache(
-    runner: ModelRunner, config: EngineConfig, chosen: EngineSettings, model: ModelConfig
+def _with_caches(
+    runner: ModelRunner, small: ModelRunner | None, config: EngineConfig, chosen: EngineSettings, model: ModelConfig
 ) -> EngineSettings:
-    """Give the runner its cache; returns the settings with its size."""
+    """Give the runner its cache, and a draft model's one of as many blocks; returns the settings with their size."""
     cache_bytes = config.kv_cache_memory
     if cache_bytes is None and chosen.device.type == "cpu":
         cache_bytes = cache_size.on_cpu()
@@ -166,12 +183,15 @@ def _with_cache(
 
         cache_bytes = cache_size.on_gpu(chosen, model, worst_steps)
         runner.readback.counters = Counters()
-    chosen = cache_size.fit(chosen, model, cache_bytes, lower_context=config.max_model_len is None)
-    runner.kv_cache = memory.reserve(
-        "the KV cache",
-        "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization",
-        chosen.num_blocks * cache_size.block_bytes(model, chosen),
-        lambda: cache_size.make_cache(model, chosen, chosen.num_blocks),
-        chosen.device,
-    )
+    beside = 0 if small is None else cache_size.block_bytes(small.decoder.config, chosen)
+    chosen = cache_size.fit(chosen, model, cache_bytes, lower_context=config.max_model_len is None, beside=beside)
+    for each in (runner, small):
+        if each is not None:
+            each.kv_cache = memory.reserve(
+                "the KV cache",
+                "kv_cache_memory" if config.kv_cache_memory else "gpu_memory_utilization",
+                chosen.num_blocks * cache_size.block_bytes(each.decoder.config, chosen),
+                functools.partial(cache_size.make_cache, each.decoder.config, chosen, chosen.num_blocks),
+                chosen.device,
+            )
     return chosen

@@ -1,0 +1,58 @@
+"""The small model that drafts: found, checked against the model, and loaded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from neper.engine import memory
+from neper.engine.settings import EngineSettings
+from neper.errors import ModelLoadError, StartupError
+from neper.models import registry, source
+from neper.models.decoder import Decoder
+from neper.models.source import ModelSource
+from neper.text.tokenizer import Tokenizer
+from neper.types import Progress
+
+logger = logging.getLogger("neper.engine")
+
+
+def load(name: str, target: ModelSource, chosen: EngineSettings, progress: Progress | None) -> Decoder:
+    """The decoder of a small model for these settings of the model's engine.
+
+    Raises:
+        StartupError: it cannot be loaded, or its tokens are not the model's.
+    """
+    try:
+        found = source.resolve(name, progress=progress)
+        check_vocabulary(found, target)
+        with memory.needed("the draft model's weights", "free the device, or take a smaller one", chosen.device):
+            decoder = registry.load(found, dtype=chosen.dtype, device=chosen.device, progress=progress)
+    except ModelLoadError as error:
+        raise StartupError(f"the draft model: {error.message}") from None
+    decoder.prepare(min(chosen.max_model_len, found.config.max_position_embeddings))
+    return decoder
+
+
+def settings(chosen: EngineSettings, decoder: Decoder) -> EngineSettings:
+    """The settings of the engine's steps, for those of a small model that drafts."""
+    return replace(
+        chosen,
+        max_model_len=min(chosen.max_model_len, decoder.config.max_position_embeddings),
+        max_logprobs=0,
+        scoring="device",
+        speculative=None,
+        draft_tokens=0,
+    )
+
+
+def check_vocabulary(draft: ModelSource, target: ModelSource) -> None:
+    """Raise StartupError unless each id below both models' numbers of logits stands for the same bytes in both."""
+    ids = range(min(draft.config.vocab_size, target.config.vocab_size))
+    mine, theirs = (Tokenizer.from_directory(model.path) for model in (draft, target))
+    different = next((i for i in ids if mine.token_bytes(i) != theirs.token_bytes(i)), None)
+    if different is not None:
+        raise StartupError(
+            f"the draft model has other tokens than the model: {different} is {mine.token_text(different)!r} there and "
+            f"{theirs.token_text(different)!r} here; take one of the same family"
+        )
