@@ -18,6 +18,7 @@ COMMANDS: list[list[str]] = [
     ["bench", "kernels"],
     ["bench", "engine"],
     ["bench", "http"],
+    ["bench", "speculate"],
 ]
 
 

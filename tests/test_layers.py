@@ -31,7 +31,7 @@ ARROWS = {
     "terminal": "text types",
     "chat": "config engine models progress terminal text types",
     "doctor": "config engine machine models neper ops",
-    "bench": "config engine errors guarded machine models neper ops progress types",
+    "bench": "config engine errors guarded machine models neper ops progress text types",
     "cli": "bench chat config doctor engine errors guarded neper options server types wire",
     "__main__": "cli",
 }

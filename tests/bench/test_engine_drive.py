@@ -23,6 +23,8 @@ def test_tpot_is_the_mean_of_decode_steps_without_the_prefill() -> None:
     batch = batch_of(ScriptedCore(lambda number: [50.0, 7.0][number] if number < 2 else 0.25), OFF, 4, 10)
     assert batch.tpot == 0.25
     assert batch.seconds == 50 + 7 + 8 * 0.25
+    assert batch.prefill == 50
+    assert batch.decode_rate == 4 * 9 / (7 + 8 * 0.25)
     assert len(batch.times) == 9
     assert batch.tokens["0-2"] == list(range(10))
     assert batch.peak_bytes is None

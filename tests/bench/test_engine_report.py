@@ -23,7 +23,7 @@ def found_of(samples: dict[Key, list[float]], plan: Plan = FULL) -> Findings:
         found.replies[key.group, key.requests] = 11
         for value in values:
             times = [value / 1e3 * i for i in range(11)]
-            found.add(key, Batch(2.0, times, {}, Traffic(1, 8 * key.requests, 1), 2**30), 11)
+            found.add(key, Batch(2.0, times, {}, Traffic(1, 8 * key.requests, 1), 2**30, 1.0), 11)
     return found
 
 

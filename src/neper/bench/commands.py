@@ -200,6 +200,50 @@ def bench_http(
     )
 
 
+@bench.command()
+@guarded
+def speculate(
+    model: _Model = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."
+        ),
+    ] = None,
+    device: _Device = None,
+    dtype: _Dtype = None,
+    out: _Out = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
+    ] = None,
+    quick: _Quick = False,
+) -> None:
+    """Measure the speed of speculative decoding beside the same without drafts.
+
+    \b
+    Examples:
+      neper bench speculate --out results
+      neper bench speculate --shape qwen3-4b --device cuda --out results
+      neper bench speculate --device cpu --quick
+
+    A model computes one request at a time, with drafts by n-gram lookup: a reply that copies its prompt, and one with
+    nothing to copy. At least 60 % of a copy must be accepted drafts. The bounds are those of the default model
+    on a CPU.
+
+    The replies of random weights cannot be looked up. So a shape is made to repeat its last token, and each step drafts
+    three tokens that are right and a wrong one, for 1 and for 8 requests at a time. The model verifies them, so
+    that each step brings four tokens. The bounds are those of qwen3-4b in bfloat16 on an H200.
+
+    The cases take turns: one batch of each per round, without drafts, with drafts, and with drafts and 20 alternatives.
+    A figure is a ratio within this run.
+
+    Takes some minutes. Progress is on stderr.
+    """
+    from neper.bench.speculate import run
+
+    run(out, model=model, shape=shape, device=device, dtype=dtype, rounds=rounds, quick=quick)
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     """Ascending numbers from 1, read from a list with commas."""
     try:

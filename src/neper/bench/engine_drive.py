@@ -45,6 +45,7 @@ class Batch:
         tokens: generated ids by request.
         traffic: of the decode steps; None where there are too few to tell.
         peak_bytes: most device memory in use; None on a CPU.
+        prefill: seconds from adding them until each had its first token.
     """
 
     seconds: float
@@ -52,6 +53,12 @@ class Batch:
     tokens: dict[str, list[int]]
     traffic: Traffic | None
     peak_bytes: int | None
+    prefill: float
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of all requests, without the prefill and the tokens that it brought."""
+        return sum(len(ids) - 1 for ids in self.tokens.values()) / (self.seconds - self.prefill)
 
     @property
     def tpot(self) -> float:
@@ -115,7 +122,18 @@ def run_batch(core: EngineCore, requests: list[Request], clock: Clock = time.per
         tokens=_tokens(log, requests),
         traffic=_traffic(log, len(requests)),
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        prefill=max(_first_times(log).values()) - start,
     )
+
+
+def _first_times(log: list[Step]) -> dict[str, float]:
+    """The time of each request's first token."""
+    times: dict[str, float] = {}
+    for step in log:
+        for chunk in step.chunks:
+            if chunk.tokens:
+                times.setdefault(chunk.request_id, step.time)
+    return times
 
 
 def _tokens(log: list[Step], requests: list[Request]) -> dict[str, list[int]]:

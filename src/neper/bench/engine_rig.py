@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -71,7 +72,7 @@ class Rig:
         if self._core is None or self._scoring != scoring:
             self.drop_engine()
             self.progress(0, 1, f"starting an engine that scores on the {scoring}")
-            self._core, self._scoring = EngineCore(self._config(scoring), self.source, decoder=self.decoder), scoring
+            self._core, self._scoring = EngineCore(self.config(scoring), self.source, decoder=self.decoder), scoring
             self.backend_names = {
                 family: chosen.name for family, chosen in backends.chosen(self.subject.device).items()
             }
@@ -102,14 +103,15 @@ class Rig:
         vocab_size = self.source.config.vocab_size
         return run_batch(core, [engine_cases.prompt_request(length, top_k, vocab_size=vocab_size, seed=self.seed)])
 
-    def _config(self, scoring: str) -> EngineConfig:
+    def config(self, scoring: str, **more: Any) -> EngineConfig:
+        """What the plan needs, and `more` fields of the config."""
         plan, block_size = self.plan, EngineConfig.block_size
         rows = max(plan.concurrency)
         prompts = (*plan.prompt_lengths, plan.memory_length if self.subject.on_gpu else 0)
         longest = max(plan.prompt + plan.reply, *(length + 1 for length in prompts))
         if longest > self.source.model_max_length:
             raise StartupError(
-                f"bench engine: prompt and reply take {longest} tokens, and {self.source.name} has a context of "
+                f"the benchmark's prompt and reply take {longest} tokens, and {self.source.name} has a context of "
                 f"{self.source.model_max_length}; --quick takes less"
             )
         # An engine that launches ahead may hold a block more than its tokens need.
@@ -127,6 +129,7 @@ class Rig:
             max_logprobs=max(*plan.top_ks, plan.prompt_top_k),
             scoring=scoring,
             prefix_caching=False,
+            **more,
         )
 
 
