@@ -41,6 +41,8 @@ def test_cases_and_their_requests() -> None:
     assert [r.prompt_token_ids for r in plain] == [r.prompt_token_ids for r in scored]
     assert len({tuple(r.prompt_token_ids) for r in plain}) == 3
     assert all(len(r.prompt_token_ids) == 9 and max(r.prompt_token_ids) < 50 for r in plain)
+    uneven = requests(OFF, 2, prompt=(3, 5), reply=4, vocab_size=50, seed=7)
+    assert [len(r.prompt_token_ids) for r in uneven] == [3, 5]
     assert plain[0].prompt_token_ids != requests(OFF, 1, prompt=9, reply=4, vocab_size=50, seed=8)[0].prompt_token_ids
     assert {(r.logprobs.top_k, r.sampling.greedy, r.sampling.ignore_eos) for r in scored} == {(20, True, True)}
     asking = requests(Case(5, asking=1), 3, prompt=9, reply=4, vocab_size=50, seed=7)
@@ -55,6 +57,7 @@ def test_cases_and_their_requests() -> None:
 def test_the_full_plan_is_the_promised_matrix() -> None:
     assert (FULL.concurrency, FULL.top_ks, FULL.prompt, FULL.reply) == ((1, 8, 32, 64), (0, 1, 5, 20), 128, 256)
     assert (FULL.mixed, FULL.prompt_lengths, FULL.memory_length) == ((8, 32), (1024, 8192), 32_768)
+    assert [str(case) for case in FULL.lengths] == ["1 x 32,000", "8 x 16,000", "32 x 8,000", "1 x 38,000 + 31 x 200"]
     assert FULL.rounds >= 5
     assert FULL.cases[0] == OFF
     assert FULL.cases[-1] == OFF_AGAIN
@@ -65,6 +68,7 @@ def test_a_plan_is_fitted_to_the_model_and_to_what_was_asked_for() -> None:
     assert (plan.rounds, plan.host_rounds, plan.concurrency) == (1, 1, (1, 8))
     assert plan.mixed == (8,)
     assert (plan.prompt_lengths, plan.memory_length) == ((1024,), 0)
+    assert [str(case) for case in plan.lengths] == ["32 x 8,000"]
     assert FULL.fitted(max_model_len=40_960) == FULL
 
 
@@ -106,6 +110,7 @@ def test_a_quick_run_on_a_cpu(tiny: str, tmp_path: Path) -> None:
     }
     notes = " ".join(data["notes"])
     assert "floor was left out" in notes
+    assert "lengths was left out" in notes
     assert "device: round 2 of 2, 8 at a time ...\n" in result.stderr
 
 
@@ -141,7 +146,7 @@ def test_after_the_time_limit_nothing_new_is_begun(tiny: str, tmp_path: Path) ->
     result = bench("--model", tiny, "--quick", "--time-limit", "0", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     for part in PARTS:
-        if part != "floor":  # which a CPU has not
+        if part not in ("floor", "lengths"):  # which a CPU has not
             assert f"- {part} was left out or cut short by the time limit\n" in result.stdout
     assert "nothing was measured" in result.stdout
 

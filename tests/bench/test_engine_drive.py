@@ -92,10 +92,10 @@ def test_a_reply_that_is_too_short_is_noticed() -> None:
 def test_bytes_of_a_decode_step() -> None:
     config = SHAPES["qwen3-4b"]
     assert kv_bytes_per_token(config, 2) == 147_456
-    assert decode_bytes(config, 2, rows=0, context=256) == 2 * 4_022_468_096
-    assert decode_bytes(config, 2, rows=32, context=256) == 2 * 4_022_468_096 + 32 * 256 * 147_456
+    assert decode_bytes(config, 2, tokens=0) == 2 * 4_022_468_096
+    assert decode_bytes(config, 2, tokens=32 * 256) == 2 * 4_022_468_096 + 32 * 256 * 147_456
 
 
 def test_embeddings_that_are_no_head_are_not_read() -> None:
     config = dataclasses.replace(SHAPES["qwen3-4b"], tie_word_embeddings=False)
-    assert decode_bytes(config, 2, rows=0, context=1) == 2 * 4_022_468_096
+    assert decode_bytes(config, 2, tokens=0) == 2 * 4_022_468_096

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from neper.bench import engine_plot
-from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, SAMPLED_OFF, Case, Plan
+from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, SAMPLED_OFF, Case, Lengths, Plan
 from neper.bench.engine_drive import Batch, Traffic
 from neper.bench.engine_report import Findings, Key, bounds, report
 from neper.bench.report import Figure, Series, markdown
 
 K20 = Case(20)
+LONG = Lengths((9_000, 200, 200), 1.2)
 
 
 def found_of(samples: dict[Key, list[float]], plan: Plan = FULL) -> Findings:
@@ -81,6 +82,8 @@ def full_findings() -> Findings:
     }
     found = found_of(samples)
     found.floor_seconds = {1: 2e-3, 32: 2e-3}
+    found.lengths = {LONG: Series("lengths", "ms", [4.8, 5.0, 5.2])}
+    found.lengths_floor = {LONG: 4.0}
     found.prompts[1024] = {
         way: Series(way, "ms", [value]) for way, value in (("plain", 20.0), ("scored", 22.0), ("plain again", 20.0))
     }
@@ -107,6 +110,8 @@ def test_the_bounds_of_made_up_samples() -> None:
     one, many = (found[f"decode step / floor, {rows} rows"] for rows in (1, 32))
     assert (one.value, one.bound, one.met) == (pytest.approx(1.7), "<= 1.8 (stretch 1.65, goal 1.35)", True)
     assert (many.bound, many.met) == ("<= 2 (stretch 1.85, goal 1.5)", True)
+    long = found["decode step / floor, 1 x 9,000 + 2 x 200"]
+    assert (long.value, long.bound[:6], long.met) == (1.25, "<= 1.2", False)
     assert found["prompt of 1,024: scored / plain"] == Figure("prompt of 1,024: scored / plain", 1.1, "<= 1.15", True)
     assert found["prompt of 32,768: GiB more when scored"].value == 0.75
 
@@ -119,11 +124,12 @@ def test_the_report_of_made_up_samples() -> None:
     ]  # fmt: skip
     assert rows_of(text, "1", "k=20")[1][4] == "100.0000"
     assert rows_of(text, "1", "2.000") == [["1", "2.000", "3.400", "1.700", "1.8", "1.65", "1.35"]]
+    assert rows_of(text, str(LONG)) == [[str(LONG), "4.000", "5.000", "±4.0%", "1.250", "1.2", "3"]]
     assert rows_of(text, "1,024") == [["1,024", "20.00", "22.00", "1.1000", "±0.00%", "1"]]
     assert "for qwen3-4b in bfloat16 on an H200" in text
     assert text.endswith("\n- a note\n")
     names = [series.name for series in made.series]
-    assert len(names) == len(set(names)) == 2 * 15 + 3
+    assert len(names) == len(set(names)) == 2 * 15 + 4
 
 
 def test_a_report_of_nothing_is_one() -> None:

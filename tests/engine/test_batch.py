@@ -16,13 +16,15 @@ from neper.engine.step.batch import BatchBuilder, BatchInputs, row_buckets
 from neper.engine.step.inputs import InputBuffers, Layout, RowFields
 from neper.engine.step.masks import MaskBuilder
 from neper.ops import noise_keys
+from neper.ops.attention.api import AttentionScratch
+from neper.ops.attention.parts import Planner
 from neper.types import LogprobParams, Request, SamplingParams
 
 VOCAB = 500
-CAPACITY = Layout(rows=16, tokens=200, seqs=16, targets=200, tiles=20, width=16)
+CAPACITY = Layout(rows=16, tokens=200, seqs=16, items=30, targets=200, tiles=20, width=16)
 
 
-def builder(buckets: tuple[int, ...] = ()) -> BatchBuilder:
+def builder(buckets: tuple[int, ...] = (), scratch: AttentionScratch | None = None) -> BatchBuilder:
     return BatchBuilder(
         InputBuffers(CAPACITY, torch.device("cpu")),
         block_size=4,
@@ -30,6 +32,7 @@ def builder(buckets: tuple[int, ...] = ()) -> BatchBuilder:
         scores_on_device=True,
         longest_list=20,
         buckets=buckets,
+        scratch=scratch,
     )
 
 
@@ -81,7 +84,7 @@ def test_decode_rows_are_padded_and_padding_writes_nothing() -> None:
     assert attention.positions.tolist() == [5, 9, 0, 0]
     assert attention.slot_mapping.tolist() == [11 * 4 + 1, 22 * 4 + 1, 30 * 4, -1]
     assert attention.context_lens.tolist() == [6, 10, 1, 0]
-    assert attention.num_decodes == 4
+    assert attention.few_rows == 4
     assert attention.table_stride.tolist() == [3]
     assert attention.block_tables[1].tolist() == [20, 21, 22]
     assert rows(inputs, "offsets") == [0, 2, 4, -1]
@@ -133,6 +136,40 @@ def test_longer_chunks_follow_with_their_tiles_and_targets() -> None:
     assert (prompt.hidden_rows, prompt.top_k) == (slice(2, 130), 2)
     assert prompt.token_ids.tolist() == list(range(206, 334))
     assert rows(inputs, "hidden_rows") == [0, 130]
+
+
+def test_short_chunks_of_equal_lengths_are_one_group() -> None:
+    lengths = {1: 1, 2: 3, 3: 17, 4: 16, 5: 3, 6: 1, 7: 20}
+    plan = StepPlan(tuple(chunk(slot, 4, length, tokens=30) for slot, length in lengths.items()))
+    attention = builder().build(plan).attention
+    assert [(g.start, g.first_seq, g.num_seqs, g.query_len) for g in attention.groups] == [
+        (0, 0, 2, 1), (2, 2, 2, 3), (8, 4, 1, 16), (24, 5, 1, 17), (41, 6, 1, 20)
+    ]  # fmt: skip
+    assert (attention.few_rows, attention.max_queries) == (24, 16)
+    assert attention.tiles is not None
+    assert attention.tiles.tolist() == [[5, 24, 17], [6, 41, 20]]
+
+
+def test_items_name_the_rows_of_short_sequences_and_of_padding() -> None:
+    empty = torch.empty(0)
+    made = builder((1, 2, 4), AttentionScratch(Planner(4, 4, 100), empty, empty, empty, empty))
+
+    def items(inputs: BatchInputs) -> list[list[int]]:
+        attention = inputs.attention
+        assert attention.items is not None
+        assert attention.num_items is not None
+        return attention.items[: attention.num_items.item(), :4].tolist()
+
+    decode = made.build(StepPlan(tuple(chunk(slot, start, 1, tokens=60) for slot, start in ((1, 5), (2, 9), (3, 0)))))
+    assert items(decode) == [[1, 1, 1, 10], [0, 0, 1, 6], [2, 2, 1, 1], [3, 3, 1, 0]]
+    _, captured, _ = made.decode_inputs(4, window=3)
+    assert captured.max_queries == 3
+    assert captured.items is not None
+    assert decode.attention.items is not None
+    assert captured.items.storage_offset() == decode.attention.items.storage_offset()
+    assert captured.items.shape == decode.attention.items.shape
+    mixed = made.build(StepPlan((chunk(1, 0, 20, tokens=60), chunk(2, 50, 3, tokens=60), chunk(3, 5, 1, tokens=60))))
+    assert items(mixed) == [[1, 1, 3, 53], [0, 0, 1, 6]]
 
 
 def test_places_of_a_decode_step_depend_on_its_rows_alone() -> None:

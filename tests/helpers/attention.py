@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from neper.ops.attention import reference
-from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionOps, AttentionScratch
+from neper.ops.attention.api import (
+    MAX_WINDOW,
+    QUERY_TILE,
+    AttentionGroup,
+    AttentionInputs,
+    AttentionOps,
+    AttentionScratch,
+)
+from neper.ops.attention.parts import ITEM_WORDS, Planner
 
 EPS = 1e-6
 
@@ -25,25 +34,36 @@ def attention_inputs(
     scratch: AttentionScratch | None = None,
     width: int | None = None,
 ) -> AttentionInputs:
-    """The inputs of a step; sequences of one query token come first. A context of 0 is a padding row.
+    """The inputs of a step; sequences of few query tokens come first. A context of 0 is a padding row.
 
     `width` is that of the block tables, by default the longest one's.
     """
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     width = max(1, *(len(table) for table in block_tables)) if width is None else width
-    positions, slots, groups, tiles = [], [], [], []
+    positions, slots, tiles, firsts = [], [], [], []
+    groups: list[AttentionGroup] = []
     row = 0
-    singles = sum(length == 1 for length in query_lens)
-    if singles:
-        groups.append(AttentionGroup(0, 0, singles, 1, max(context_lens[:singles])))
+    few = [length for length in query_lens if length <= MAX_WINDOW]
+    assert list(query_lens[: len(few)]) == few
     for seq, (table, length, context) in enumerate(zip(block_tables, query_lens, context_lens, strict=True)):
+        firsts.append(row)
         for place in range(context - length, context):
             positions.append(max(place, 0))
             slots.append(table[place // block_size] * block_size + place % block_size if place >= 0 else -1)
-        if length > 1:
+        if groups and groups[-1].query_len == length <= MAX_WINDOW:
+            last = groups.pop()
+            groups.append(
+                AttentionGroup(last.start, last.first_seq, last.num_seqs + 1, length, max(last.context_len, context))
+            )
+        else:
             groups.append(AttentionGroup(row, seq, 1, length, context))
+        if length > MAX_WINDOW:
             tiles += [(seq, row + i, min(QUERY_TILE, length - i)) for i in range(0, length, QUERY_TILE)]
         row += length
+    planner = scratch.planner if scratch is not None else Planner(1, 1, 0)
+    items = np.full((max(1, planner.most_items(len(few))), ITEM_WORDS), 10**6, dtype=np.int32)
+    lens = (np.array(values[: len(few)], dtype=np.int32) for values in (firsts, query_lens, context_lens))
+    count = planner.fill(items, *lens)
     return AttentionInputs(
         positions=torch.tensor(positions, **ints),
         slot_mapping=torch.tensor(slots, **ints),
@@ -54,6 +74,9 @@ def attention_inputs(
         groups=tuple(groups),
         tiles=torch.tensor(tiles, **ints) if tiles else None,
         scratch=scratch,
+        items=torch.tensor(items, device=device),
+        num_items=torch.tensor([count], **ints),
+        max_queries=max(few, default=1),
     )
 
 

@@ -16,7 +16,7 @@ from tests.helpers.attention import Case, Step, attention_inputs
 from tests.kernels.scoring import DEVICE, DTYPES, INTERPRETED, some
 
 BOUNDS = {torch.float32: 5e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.5e-2}
-MIXED = Case((1, 1, 1, 12, 7, 2), (70, 1, 3, 12, 25, 70))
+MIXED = Case((1, 1, 1, 12, 7, 2, 17), (70, 1, 3, 12, 25, 70, 40))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,11 +77,11 @@ def test_shapes(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None
 
 @pytest.mark.parametrize("block_size", some([1, 16], [3, 64]))
 def test_block_sizes(block_size: int) -> None:
-    check(replace(MIXED, block_size=block_size, query_lens=(1, 12), context_lens=(30, 25)))
+    check(replace(MIXED, block_size=block_size, query_lens=(1, 12, 18), context_lens=(30, 25, 18)))
 
 
 def test_without_norms() -> None:
-    check(replace(MIXED, normed=False, query_lens=(1, 9), context_lens=(30, 20)))
+    check(replace(MIXED, normed=False, query_lens=(1, 9, 17), context_lens=(30, 20, 21)))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_many_parts_of_many_contexts(dtype: torch.dtype, window: int | None) -> 
     ("length", "context", "window"),
     some(
         [(129, 140, None), (100, 300, 70)],
-        [(length, length + old, w) for length in (2, 7, 127, 128, 300) for old in (0, 64, 500) for w in (None, 65)],
+        [(length, length + old, w) for length in (17, 127, 128, 300) for old in (0, 64, 500) for w in (None, 65)],
     ),
 )
 def test_long_chunks(length: int, context: int, window: int | None) -> None:
@@ -132,7 +132,7 @@ def test_padding_rows_give_zero_and_write_nothing() -> None:
 
 
 def test_rows_may_be_apart() -> None:
-    step = step_of(replace(MIXED, query_lens=(1, 9), context_lens=(30, 20)))
+    step = step_of(replace(MIXED, query_lens=(1, 9, 17), context_lens=(30, 20, 21)))
     width = step.qkv.shape[1]
     wide = torch.full((len(step.qkv), width + 5), math.nan, device=DEVICE)
     wide[:, :width] = step.qkv
@@ -141,7 +141,7 @@ def test_rows_may_be_apart() -> None:
 
 @pytest.mark.parametrize("row", [0, 5])
 def test_invalid_sequence_leaves_the_others_alone(row: int) -> None:
-    step = step_of(replace(MIXED, context_lens=(200, 1, 3, 12, 25, 70)))
+    step = step_of(replace(MIXED, context_lens=(200, 1, 3, 12, 25, 70, 40)))
     want = step.run()
     assert torch.equal(step.run(), want)
     ill = step.qkv.clone()
@@ -153,7 +153,7 @@ def test_invalid_sequence_leaves_the_others_alone(row: int) -> None:
 
 
 def test_tables_of_another_width_at_the_same_address() -> None:
-    case = Case((1, 1, 9), (30, 5, 25))
+    case = Case((1, 1, 19), (30, 5, 25))
     step = step_of(case)
     want = step.run()
     wide = attention_inputs(step.tables, case.query_lens, case.context_lens, block_size=4, device=DEVICE, width=11)
@@ -167,24 +167,45 @@ def test_tables_of_another_width_at_the_same_address() -> None:
     assert torch.equal(step.run(), want)
 
 
-def test_without_scratch_contexts_are_whole() -> None:
-    step = step_of(Case((1, 1), (300, 70), block_size=16))
-    want = step.run()
-    step.inputs = replace(step.inputs, scratch=None)
-    torch.testing.assert_close(step.run(), want, atol=2e-6, rtol=2e-6)
-
-
-def test_a_row_depends_on_itself_and_the_number_of_rows_alone() -> None:
-    first = step_of(Case((1, 1), (300, 70), block_size=16))
-    want = first.run()
-    first.inputs = attention_inputs(
-        first.tables[::-1], (1, 1), (70, 300), block_size=16, device=DEVICE, scratch=first.inputs.scratch
+@pytest.mark.parametrize(
+    ("queries", "context", "window"),
+    some(
+        [(1, 600, None), (3, 600, None), (16, 500, 450)],
+        [(n, context, w) for n in (1, 2, 5, 8, 16) for context in (n, 100, 700, 9000) for w in (None, 5, 600)],
+    ),
+)
+@pytest.mark.parametrize("dtype", some([torch.float32], [torch.bfloat16]))
+def test_bits_follow_from_the_sequence_alone(
+    dtype: torch.dtype, queries: int, context: int, window: int | None
+) -> None:
+    """Alone its context is cut; beside others, and without scratch, one program has all of it."""
+    dim, block = (16, 16) if INTERPRETED else (128, 16)
+    case = Case((queries,), (context,), heads=8, kv_heads=2, dim=dim, block_size=block, window=window, dtype=dtype)
+    alone = step_of(case)
+    want = alone.run()
+    assert want.isfinite().all()
+    assert (alone.inputs.num_items.item() > 1) == (context > 200)
+    whole = attention_inputs(alone.tables, (queries,), (context,), block_size=block, device=DEVICE)
+    assert whole.num_items is not None
+    assert whole.num_items.item() == 1
+    alone.inputs = whole
+    assert torch.equal(alone.run(), want)
+    others = (1, 16) if INTERPRETED else (1, 16, 9, 2, 1, 4, 16, 1, 1, 1, 3, 16, 1)
+    lens, contexts = (*others, queries), (*(200 + 9 * i for i in range(len(others))), context)
+    beside = step_of(replace(case, query_lens=lens, context_lens=contexts, seed=1))
+    theirs = attention_inputs(
+        beside.tables, lens, contexts, block_size=block, device=DEVICE, scratch=scratch(beside.case)
     )
-    assert torch.equal(first.run(first.qkv.flip(0)).flip(0), want)
+    beside.inputs = theirs
+    beside.qkv[-queries:] = alone.qkv
+    beside.q_norm, beside.k_norm, beside.rotary = alone.q_norm, alone.k_norm, beside.rotary
+    own, other = beside.slots(beside.tables[-1])[:context], alone.slots(alone.tables[0])[:context]
+    beside.before[:, own] = alone.before[:, other]
+    assert torch.equal(beside.run()[-queries:], want)
 
 
 def test_longer_chunks_need_tiles() -> None:
-    step = step_of(Case((1, 5), (9, 9)))
+    step = step_of(Case((1, 17), (9, 19)))
     step.inputs = replace(step.inputs, tiles=None)
     with pytest.raises(ValueError, match="tiles"):
         step.run()
@@ -200,7 +221,7 @@ def test_variants_launch_each_kernel() -> None:
     spies = {name: mock.MagicMock() for name in names}
     for name, spy in spies.items():
         spy.__getitem__.side_effect = kernels[name].__getitem__
-    found = launch.variants(4, 2, 16, 4, torch.float32, device, normed=False)
+    found = launch.variants(8, 2, 16, 4, torch.float32, device, normed=False)
     assert found.kernels == tuple(kernels.values())
     with mock.patch.multiple(launch, **spies):
         compile_all([found], device)
@@ -227,7 +248,7 @@ def test_captured_graph_is_valid_for_other_contexts() -> None:
     with torch.cuda.graph(graph), mock.patch.object(torch.Tensor, "clone", return_value=cache):
         out = step.run()
     other = step_of(case)
-    for name in ("positions", "slot_mapping", "context_lens", "table_stride"):
+    for name in ("slot_mapping", "items", "num_items", "table_stride"):
         getattr(step.inputs, name).copy_(getattr(other.inputs, name))
     step.inputs.block_tables.view(-1)[: other.inputs.block_tables.numel()] = other.inputs.block_tables.view(-1)
     step.qkv.copy_(other.qkv)
@@ -255,7 +276,12 @@ def test_serving_compiles_nothing_after_warm_up() -> None:
     compile_all([variants(8, 2, 64, 16, torch.bfloat16, device, normed=True)], device)
     before = counts()
     case = Case((1,), (1,), heads=8, kv_heads=2, dim=64, block_size=16, dtype=torch.bfloat16)
-    for queries, contexts in [((1,), (1,)), ((1,) * 7, (17, 99, 1, 1, 5, 300, 16)), ((1, 1, 2, 300), (5, 5, 2, 333))]:
+    for queries, contexts in [
+        ((1,), (1,)),
+        ((1,) * 7, (17, 99, 1, 1, 5, 300, 16)),
+        ((1, 1, 2, 300), (5, 5, 2, 333)),
+        ((5, 9), (9, 9)),
+    ]:
         for window in (None, 16, 77):
             step_of(replace(case, query_lens=queries, context_lens=contexts, window=window)).run()
     assert counts() == before

@@ -67,9 +67,10 @@ def test_invalid_sequence_leaves_the_others_alone() -> None:
     assert torch.equal(got[rows], want[rows])
 
 
-def test_counts_its_decodes() -> None:
-    assert Step(MIXED).inputs.num_decodes == 3
-    assert Step(Case((12, 9), (12, 25))).inputs.num_decodes == 0
+def test_counts_the_rows_of_short_sequences() -> None:
+    assert Step(MIXED).inputs.few_rows == 3 + 12 + 9
+    assert Step(Case((16, 17), (16, 25))).inputs.few_rows == 16
+    assert Step(Case((17,), (25,))).inputs.few_rows == 0
 
 
 def test_reference_needs_no_scratch() -> None:

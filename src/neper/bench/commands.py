@@ -95,7 +95,7 @@ def bench_engine(
     ] = None,
     parts: Annotated[
         str | None,
-        typer.Option("--parts", help="Some of matrix,mixed,floor,prompt,host. Default: all of them."),
+        typer.Option("--parts", help="Some of matrix,mixed,floor,lengths,prompt,host. Default: all of them."),
     ] = None,
     time_limit: Annotated[
         float | None,
@@ -121,6 +121,7 @@ def bench_engine(
     matrix  no scores, 0, 1, 5 and 20 alternatives at each concurrency
     mixed   one request of 8, and of 32, asks for 20: the cost for the others
     floor   a decode step against the time to read its weights and cache
+    lengths decode steps with long contexts, and with one long among short ones
     prompt  scored prompts against plain ones, and their memory
     host    the matrix with whole rows copied and scanned; it is slow
 

@@ -141,11 +141,34 @@ class Measurement:
         self._turns(core, "device", (OFF, OFF_AGAIN), missing, plan.rounds if missing else 0)
         rig.progress(0, 1, "floor: a copy on the device")
         time_copy(plan.copy_bytes, rig.subject.device, max(5, plan.rounds), found.copy)
-        bytes_a_second = 2 * plan.copy_bytes / (found.copy.median / 1e6)
         context = plan.prompt + plan.reply / 2  # of the decode steps, on average
         for count in plan.concurrency:
-            needed = decode_bytes(rig.source.config, rig.subject.dtype.itemsize, rows=count, context=context)
-            found.floor_seconds[count] = needed / bytes_a_second
+            found.floor_seconds[count] = self._floor(count * context)
+
+    def lengths(self) -> None:
+        """Decode steps with long contexts, of one length and of several, beside reading what they must."""
+        rig, plan, found = self.rig, self.rig.plan, self.found
+        if not rig.subject.on_gpu:
+            found.notes.append("lengths was left out: its floor is the speed of a copy on a GPU")
+            return
+        if not plan.lengths:
+            found.notes.append("lengths was left out: the model's context holds none of them")
+            return
+        if not found.copy.samples:
+            time_copy(plan.copy_bytes, rig.subject.device, max(5, plan.rounds), found.copy)
+        core = rig.engine("device", long=True)
+        for number in range(-1, plan.rounds):  # round -1 warms up
+            rig.seed += 1
+            for case in plan.lengths:
+                rig.progress(max(0, number), plan.rounds, f"lengths: {case}")
+                batch = rig.lengths(core, case)
+                if number >= 0:
+                    series = found.lengths.setdefault(case, Series(f"lengths, {case}: TPOT", "ms"))
+                    series.samples.append(1e3 * batch.tpot)
+                    tokens = sum(case.prompts) + len(case.prompts) * plan.lengths_reply / 2
+                    found.lengths_floor[case] = 1e3 * self._floor(tokens)
+            self.save()
+        rig.drop_engine()
 
     def prompt(self) -> None:
         """The cost of scoring a prompt, in time and in memory."""
@@ -182,6 +205,12 @@ class Measurement:
             reply = min(plan.host_reply, max(_SHORTEST_REPLY, int(plan.host_seconds / step)))
             self.found.replies["host", count] = reply
             self._turns(core, "host", plan.cases, (count,), plan.host_rounds)
+
+    def _floor(self, tokens: float) -> float:
+        """Seconds in which a copy reads the weights, and the keys and values of so many tokens."""
+        rig, copy_bytes = self.rig, self.rig.plan.copy_bytes
+        needed = decode_bytes(rig.source.config, rig.subject.dtype.itemsize, tokens=tokens)
+        return needed * self.found.copy.median / 1e6 / (2 * copy_bytes)
 
     def _warm_up(self, core: EngineCore, cases: tuple[Case, ...], sizes: tuple[int, ...]) -> None:
         for count in sizes:

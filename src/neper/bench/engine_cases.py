@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neper.types import LogprobParams, Request, SamplingParams
 
-PARTS = ("matrix", "mixed", "floor", "prompt", "host")
+PARTS = ("matrix", "mixed", "floor", "lengths", "prompt", "host")
 """The parts, in the order of their runs."""
 TEMPERATURE, TOP_P = 0.8, 0.95
 
@@ -42,6 +44,23 @@ SAMPLED_OFF = Case(None, sampled=True)
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """A batch of decodes with long contexts.
+
+    Attributes:
+        prompts: tokens of each request's prompt.
+        bound: of a step over its floor.
+    """
+
+    prompts: tuple[int, ...]
+    bound: float
+
+    def __str__(self) -> str:
+        counts = Counter(self.prompts)
+        return " + ".join(f"{count} x {length:,}" for length, count in counts.items())
+
+
+@dataclass(frozen=True)
 class Plan:
     """The extent of a run.
 
@@ -54,6 +73,7 @@ class Plan:
         host_rounds, host_reply, host_seconds: for scoring on the host: rounds, the longest reply, and the most seconds
             of a batch, for which the reply is shortened.
         prompt_lengths, prompt_top_k: those of scored prompts. memory_length: the prompt whose memory is measured.
+        lengths: batches with long contexts. lengths_reply: tokens of their replies, more than the steps of the prompts.
         copy_bytes: bytes of the copy that the floor comes from.
         step_tokens: most tokens of a step on a GPU; more where the prompts of a batch need it.
     """
@@ -70,6 +90,13 @@ class Plan:
     prompt_lengths: tuple[int, ...] = (1024, 8192)
     prompt_top_k: int = 5
     memory_length: int = 32_768
+    lengths: tuple[Lengths, ...] = (
+        Lengths((32_000,), 1.15),
+        Lengths((16_000,) * 8, 1.2),
+        Lengths((8_000,) * 32, 1.2),
+        Lengths((38_000, *(200,) * 31), 1.35),
+    )
+    lengths_reply: int = 96
     copy_bytes: int = 2**32
     step_tokens: int = 8192
 
@@ -94,6 +121,7 @@ class Plan:
             rounds=rounds or self.rounds,
             host_rounds=min(self.host_rounds, rounds or self.rounds),
             mixed=tuple(size for size in self.mixed if size <= max(sizes)),
+            lengths=tuple(case for case in self.lengths if max(case.prompts) + self.lengths_reply <= max_model_len),
             prompt_lengths=tuple(n for n in self.prompt_lengths if n < max_model_len),
             memory_length=self.memory_length if self.memory_length < max_model_len else 0,
         )
@@ -111,18 +139,27 @@ QUICK = Plan(
     host_reply=8,
     prompt_lengths=(256,),
     memory_length=2048,
+    lengths=(Lengths((1_000, *(200,) * 3), 1.35),),
+    lengths_reply=16,
     copy_bytes=2**28,
 )
 
 
-def requests(case: Case, count: int, *, prompt: int, reply: int, vocab_size: int, seed: int) -> list[Request]:
-    """A batch of `count` requests with random prompts; the same seed gives the same ones in every case."""
+def requests(
+    case: Case, count: int, *, prompt: int | Sequence[int], reply: int, vocab_size: int, seed: int
+) -> list[Request]:
+    """A batch of `count` requests with random prompts; the same seed gives the same ones in every case.
+
+    Args:
+        prompt: tokens of every prompt, or of each one.
+    """
     generator = random.Random(seed)
     asking = count if case.asking is None else case.asking
+    lengths = [prompt] * count if isinstance(prompt, int) else prompt
     return [
         Request(
             request_id=f"{seed}-{number}",
-            prompt_token_ids=generator.choices(range(vocab_size), k=prompt),
+            prompt_token_ids=generator.choices(range(vocab_size), k=length),
             sampling=SamplingParams(
                 temperature=TEMPERATURE if case.sampled else 0.0,
                 top_p=TOP_P if case.sampled else 1.0,
@@ -132,7 +169,7 @@ def requests(case: Case, count: int, *, prompt: int, reply: int, vocab_size: int
             ),
             logprobs=LogprobParams(top_k=case.top_k if number < asking else None),
         )
-        for number in range(count)
+        for number, length in enumerate(lengths)
     ]
 
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from neper.bench.engine_cases import OFF, OFF_AGAIN, SAMPLED_OFF, Case, Plan
+from neper.bench.engine_cases import OFF, OFF_AGAIN, SAMPLED_OFF, Case, Lengths, Plan
 from neper.bench.engine_drive import Batch, Traffic
 from neper.bench.report import Column, Figure, Report, Series, Table, at_most, between, conditions, pairs
 
@@ -46,6 +46,7 @@ class Findings:
         replies: tokens of a reply, by group and rows.
         traffic, peak_bytes: by case.
         floor_seconds: by rows: the time to read all that a decode step must read, at the speed of a copy.
+        lengths, lengths_floor: milliseconds of decode steps with long contexts, and of reading all that they must read.
         prompt_bytes: extra device memory of the scored prompt of `plan.memory_length`.
     """
 
@@ -58,6 +59,8 @@ class Findings:
     traffic: dict[Key, Traffic] = field(default_factory=dict)
     peak_bytes: dict[Key, int] = field(default_factory=dict)
     floor_seconds: dict[int, float] = field(default_factory=dict)
+    lengths: dict[Lengths, Series] = field(default_factory=dict)
+    lengths_floor: dict[Lengths, float] = field(default_factory=dict)
     prompt_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -74,7 +77,8 @@ class Findings:
     @property
     def series(self) -> list[Series]:
         prompts = [series for ways in self.prompts.values() for series in ways.values()]
-        return [s for s in (*self.tpot.values(), *self.rate.values(), *prompts, self.copy) if s.samples]
+        timed = (*self.tpot.values(), *self.rate.values(), *self.lengths.values(), *prompts, self.copy)
+        return [series for series in timed if series.samples]
 
     def compared(self, key: Key) -> tuple[Series, float] | None:
         """A case over the same without scores, one ratio per round, and the A-against-A spread; None without both."""
@@ -104,7 +108,7 @@ def report(title: str, environment: dict[str, Any], found: Findings, *, referenc
     return Report(
         title=title,
         environment=environment | conditions(),
-        tables=[device, mixed, _floor(found), _prompts(found), host],
+        tables=[device, mixed, _floor(found), _lengths(found), _prompts(found), host],
         figures=bounds(found, reference=reference),
         notes=found.notes,
         series=found.series,
@@ -133,6 +137,9 @@ def bounds(found: Findings, *, reference: bool) -> list[Figure]:
             bound, stretch, aim = FLOOR_BOUNDS[rows]
             more = f" (stretch {stretch}, goal {aim}{whose})"
             figures.append(at_most(f"decode step / floor, {rows} rows", tpot / floor, bound, more=more))
+    for case, series in found.lengths.items():
+        value = series.median / found.lengths_floor[case]
+        figures.append(at_most(f"decode step / floor, {case}", value, case.bound, more=whose))
     for length in found.prompts:
         ratio, spread = prompt_ratio(found, length)
         figures.append(at_most(f"prompt of {length:,}: scored / plain", ratio.median, PROMPT_BOUND, spread=spread))
@@ -179,6 +186,17 @@ def _floor(found: Findings) -> Table:
     columns = [Column("rows"), Column("floor, ms", "ms", "{:.3f}"), Column("decode step, ms", "ms", "{:.3f}")]
     columns += [Column("/ floor", "", "{:.3f}"), Column("bound"), Column("stretch"), Column("goal")]
     return Table("A decode step against reading its weights, keys and values once", columns, rows)
+
+
+def _lengths(found: Findings) -> Table:
+    rows = [
+        [str(case), floor, series.median, series.spread, series.median / floor, case.bound, len(series.samples)]
+        for case, series in found.lengths.items()
+        for floor in [found.lengths_floor[case]]
+    ]
+    columns = [Column("contexts"), Column("floor, ms", "ms", "{:.3f}"), Column("decode step, ms", "ms", "{:.3f}")]
+    columns += [Column("spread", "", "±{:.1%}"), Column("/ floor", "", "{:.3f}"), Column("bound"), Column("rounds")]
+    return Table("A decode step with long contexts against reading its weights, keys and values once", columns, rows)
 
 
 def _prompts(found: Findings) -> Table:

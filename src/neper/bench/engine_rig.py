@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from neper.bench import engine_cases
-from neper.bench.engine_cases import Case, Plan
+from neper.bench.engine_cases import OFF, Case, Lengths, Plan
 from neper.bench.engine_drive import Batch, run_batch
 from neper.bench.subject import Subject
 from neper.config import DEFAULT_MODEL, EngineConfig
@@ -50,7 +50,7 @@ class Rig:
     seed: int = 0
     backend_names: dict[str, str] = field(default_factory=dict)
     _core: EngineCore | None = None
-    _scoring: str = ""
+    _kind: tuple[str, bool] = "", False
 
     def environment(self) -> dict[str, str]:
         """The model, the card and the backends, for people."""
@@ -66,13 +66,18 @@ class Rig:
         if self.deadline is not None and time.perf_counter() > self.deadline:
             raise OutOfTime
 
-    def engine(self, scoring: str) -> EngineCore:
-        """The engine that scores on the `device` or on the `host`; another one is given up for it."""
+    def engine(self, scoring: str, *, long: bool = False) -> EngineCore:
+        """The engine that scores on the `device` or on the `host`; another one is given up for it.
+
+        Args:
+            long: one with the cache that the plan's `lengths` need.
+        """
         self.check_time()
-        if self._core is None or self._scoring != scoring:
+        if self._core is None or self._kind != (scoring, long):
             self.drop_engine()
             self.progress(0, 1, f"starting an engine that scores on the {scoring}")
-            self._core, self._scoring = EngineCore(self.config(scoring), self.source, decoder=self.decoder), scoring
+            config = self._long_config() if long else self.config(scoring)
+            self._core, self._kind = EngineCore(config, self.source, decoder=self.decoder), (scoring, long)
             self.backend_names = {
                 family: chosen.name for family, chosen in backends.chosen(self.subject.device).items()
             }
@@ -97,6 +102,18 @@ class Rig:
         self.check_time()
         return run_batch(core, self.requests(case, count, reply))
 
+    def lengths(self, core: EngineCore, lengths: Lengths) -> Batch:
+        """Requests of these lengths, and the prompts of the seed."""
+        self.check_time()
+        prompts, reply = lengths.prompts, self.plan.lengths_reply
+        vocab_size = self.source.config.vocab_size
+        return run_batch(
+            core,
+            engine_cases.requests(
+                OFF, len(prompts), prompt=prompts, reply=reply, vocab_size=vocab_size, seed=self.seed
+            ),
+        )
+
     def prompt(self, core: EngineCore, length: int, top_k: int | None) -> Batch:
         """One prompt, with or without its scores, and one token."""
         self.check_time()
@@ -105,7 +122,7 @@ class Rig:
 
     def config(self, scoring: str, **more: Any) -> EngineConfig:
         """What the plan needs, and `more` fields of the config."""
-        plan, block_size = self.plan, EngineConfig.block_size
+        plan = self.plan
         rows = max(plan.concurrency)
         prompts = (*plan.prompt_lengths, plan.memory_length if self.subject.on_gpu else 0)
         longest = max(plan.prompt + plan.reply, *(length + 1 for length in prompts))
@@ -114,23 +131,37 @@ class Rig:
                 f"the benchmark's prompt and reply take {longest} tokens, and {self.source.name} has a context of "
                 f"{self.source.model_max_length}; --quick takes less"
             )
-        # An engine that launches ahead may hold a block more than its tokens need.
-        blocks = max(rows * (-(-(plan.prompt + plan.reply) // block_size) + 1), -(-longest // block_size) + 1)
-        token_bytes = kv_bytes_per_token(self.source.config, self.subject.dtype.itemsize)
-        return EngineConfig(
-            model=self.source.name,
-            device=str(self.subject.device),
-            dtype=self.subject.dtype_name,
-            max_model_len=longest,
-            max_num_seqs=rows,
+        values: dict[str, Any] = {
+            "model": self.source.name,
+            "device": str(self.subject.device),
+            "dtype": self.subject.dtype_name,
+            "max_model_len": longest,
+            "max_num_seqs": rows,
             # The prompts of a batch must fit into one step: requests that start together decode together.
-            max_num_batched_tokens=max(rows * plan.prompt, plan.step_tokens if self.subject.on_gpu else 1),
-            kv_cache_memory=(blocks + _SPARE_BLOCKS) * block_size * token_bytes,
-            max_logprobs=max(*plan.top_ks, plan.prompt_top_k),
-            scoring=scoring,
-            prefix_caching=False,
-            **more,
+            "max_num_batched_tokens": max(rows * plan.prompt, plan.step_tokens if self.subject.on_gpu else 1),
+            "kv_cache_memory": self._cache_bytes([plan.prompt + plan.reply] * rows, [longest]),
+            "max_logprobs": max(*plan.top_ks, plan.prompt_top_k),
+            "scoring": scoring,
+            "prefix_caching": False,
+        }
+        return EngineConfig(**(values | more))
+
+    def _long_config(self) -> EngineConfig:
+        batches = [[length + self.plan.lengths_reply for length in case.prompts] for case in self.plan.lengths]
+        return self.config(
+            "device",
+            max_model_len=max(map(max, batches)),
+            max_num_seqs=max(map(len, batches)),
+            max_num_batched_tokens=self.plan.step_tokens,
+            kv_cache_memory=self._cache_bytes(*batches),
         )
+
+    def _cache_bytes(self, *batches: list[int]) -> int:
+        """Bytes of a cache for each of these batches of sequences, of so many tokens each."""
+        size = EngineConfig.block_size
+        # An engine that launches ahead may hold a block more than its tokens need.
+        blocks = max(sum(-(-tokens // size) + 1 for tokens in batch) for batch in batches) + _SPARE_BLOCKS
+        return blocks * size * kv_bytes_per_token(self.source.config, self.subject.dtype.itemsize)
 
 
 def load(
@@ -160,12 +191,12 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
-def decode_bytes(config: ModelConfig, itemsize: int, *, rows: int, context: float) -> float:
-    """Bytes that a decode step must read: every weight once, and the keys and values of its rows' contexts.
+def decode_bytes(config: ModelConfig, itemsize: int, *, tokens: float) -> float:
+    """Bytes that a decode step must read: every weight once, and the keys and values of its contexts' `tokens`.
 
     Embeddings that are not the head as well do not count: only those of the rows are read.
     """
     weights = shapes.num_parameters(config)
     if not config.tie_word_embeddings:
         weights -= config.vocab_size * config.hidden_size
-    return weights * itemsize + rows * context * kv_bytes_per_token(config, itemsize)
+    return weights * itemsize + tokens * kv_bytes_per_token(config, itemsize)

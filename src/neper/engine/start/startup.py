@@ -31,7 +31,7 @@ from neper.models.kv_cache import KVCache
 from neper.models.model_config import ModelConfig
 from neper.models.source import ModelSource
 from neper.ops import backends
-from neper.ops.attention.api import QUERY_TILE
+from neper.ops.attention.api import MAX_WINDOW, QUERY_TILE
 from neper.ops.common.variants import compile_all
 from neper.types import Progress
 
@@ -130,10 +130,15 @@ def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
     attention = backends.attention(device, model.head_dim)
     max_rows = chosen.max_rows
     tokens = max(chosen.max_num_batched_tokens, max_rows)
+    window = min(1 + chosen.draft_tokens, MAX_WINDOW)
+    scratch = attention.allocate_scratch(
+        max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device, queries=window
+    )
     capacity = Layout(
         rows=max_rows,
         tokens=tokens,
         seqs=max_rows,
+        items=0 if scratch is None else scratch.planner.most_items(max_rows),
         targets=chosen.max_num_batched_tokens,
         tiles=-(-tokens // QUERY_TILE) + max_rows,
         width=-(-chosen.max_model_len // chosen.block_size),
@@ -145,7 +150,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
         scores_on_device=not on_host,
         longest_list=chosen.longest_list,
         buckets=buckets,
-        scratch=attention.allocate_scratch(max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device),
+        scratch=scratch,
     )
     max_words = chosen.max_packed_words(model.vocab_size)
     readback = Readback(device, max_words=max_words)

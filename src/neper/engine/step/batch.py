@@ -20,7 +20,7 @@ from neper.engine.step.row_parameters import ROW_PARAMETERS
 from neper.engine.step.sampling_metadata import RowKind, SamplingMetadata, Scoring
 from neper.engine.step.view_rows import is_processed, is_view, view_rows
 from neper.ops import Bias
-from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
+from neper.ops.attention.api import MAX_WINDOW, QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
 from neper.types import packed_width
 
 _UNSCORED = RowKind(Scoring.UNSCORED, False, 0)
@@ -104,23 +104,27 @@ class BatchBuilder:
         return next((size for size in self._buckets if size >= rows), rows)
 
     def build(self, plan: StepPlan) -> BatchInputs:
-        """A plan's tokens, flat: sequences with a single token in the order of their rows, then the longer chunks."""
+        """A plan's tokens, flat: sequences of a single token in the order of their rows, then longer ones by length."""
         kinds = {chunk: self._kind(SampledRow(chunk)) for chunk in plan.chunks if chunk.samples}
         singles = sorted(
             (chunk for chunk in plan.chunks if chunk.length == 1),
             key=lambda chunk: (chunk not in kinds, kinds.get(chunk, _UNSCORED)),  # those without a row last
         )
-        chunks = (*singles, *(chunk for chunk in plan.chunks if chunk.length > 1))
+        longer = (chunk for chunk in plan.chunks if chunk.length > 1)
+        chunks = (*singles, *sorted(longer, key=lambda chunk: min(chunk.length, MAX_WINDOW + 1)))
         sampled = sorted(_sampled_rows(chunks), key=lambda item: kinds[item[0].chunk])
         is_decode = len(singles) == len(chunks)
         num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
         if is_decode:
             num_tokens = num_rows = self.padded(len(chunks))
-        tiles = _tiles(chunks, len(singles))
+        tiles = _tiles(chunks)
+        num_seqs = num_tokens if is_decode else len(chunks)
+        num_few = num_tokens if is_decode else sum(chunk.length <= MAX_WINDOW for chunk in chunks)
         layout = Layout(
             rows=num_rows,
             tokens=num_tokens,
-            seqs=num_tokens if is_decode else len(chunks),
+            seqs=num_seqs,
+            items=self._most_items(num_few),
             targets=sum(chunk.score_end - chunk.score_start for chunk in chunks),
             tiles=len(tiles),
             width=max(len(chunk.seq.block_table) for chunk in chunks),
@@ -128,6 +132,7 @@ class BatchBuilder:
         places = layout.places()
         arrays = self._buffers.next_arrays(places)
         self._fill_tokens(arrays, chunks)
+        self._fill_items(arrays, chunks, num_few)
         arrays.tiles[:] = tiles
         self._fill_rows(arrays, [(row, place, kinds[row.chunk]) for row, place in sampled])
         fields = self._buffers.send(places)
@@ -136,26 +141,30 @@ class BatchBuilder:
         return BatchInputs(
             plan=plan,
             token_ids=fields.token_ids,
-            attention=self._attention(fields, _groups(chunks, len(singles), num_tokens if is_decode else None)),
+            attention=self._attention(fields, _groups(chunks, num_seqs)),
             is_decode=is_decode,
             sample=self._sampling_metadata([row for row, _ in sampled], kinds, fields) if sampled else None,
             prompt_scores=tuple(_prompt_scores(chunks, fields.targets, self._vocab_size)),
         )
 
-    def decode_inputs(self, rows: int) -> tuple[Tensor, AttentionInputs, StepFields[Tensor]]:
+    def decode_inputs(self, rows: int, window: int = 1) -> tuple[Tensor, AttentionInputs, StepFields[Tensor]]:
         """The token ids, attention inputs and row fields of a decode step of `rows` rows that are all padding.
 
-        Those of every later decode step of as many padded rows lie at the same places.
+        Those of every later decode step of as many padded rows lie at the same places. `window` is the most tokens of a
+        sequence in it.
         """
-        places = Layout(rows=rows, tokens=rows, seqs=rows).places()
+        places = Layout(rows=rows, tokens=rows, seqs=rows, items=self._most_items(rows)).places()
         arrays = self._buffers.next_arrays(places)
         self._fill_tokens(arrays, ())
+        self._fill_items(arrays, (), rows)
         self._fill_rows(arrays, [])
         fields = self._buffers.send(places)
         group = AttentionGroup(start=0, first_seq=0, num_seqs=rows, query_len=1, context_len=0)
-        return fields.token_ids, self._attention(fields, (group,)), fields
+        return fields.token_ids, self._attention(fields, (group,), window), fields
 
-    def _attention(self, fields: StepFields[Tensor], groups: tuple[AttentionGroup, ...]) -> AttentionInputs:
+    def _attention(
+        self, fields: StepFields[Tensor], groups: tuple[AttentionGroup, ...], window: int = 1
+    ) -> AttentionInputs:
         return AttentionInputs(
             positions=fields.positions,
             slot_mapping=fields.slot_mapping,
@@ -166,7 +175,23 @@ class BatchBuilder:
             groups=groups,
             tiles=fields.tiles if len(fields.tiles) else None,
             scratch=self._scratch,
+            items=fields.items,
+            num_items=fields.num_items,
+            max_queries=max(window, *(group.query_len for group in groups if group.query_len <= MAX_WINDOW), 1),
         )
+
+    def _most_items(self, seqs: int) -> int:
+        return 0 if self._scratch is None else self._scratch.planner.most_items(seqs)
+
+    def _fill_items(self, arrays: StepFields[Array], chunks: Items[ScheduledChunk], num_few: int) -> None:
+        """The attention items of the first `num_few` sequences, those behind the chunks being padding rows."""
+        if self._scratch is None:
+            return
+        lengths = np.ones(num_few, dtype=np.int32)
+        few = chunks[:num_few]
+        lengths[: len(few)] = [chunk.length for chunk in few]
+        firsts = np.cumsum(lengths) - lengths
+        arrays.num_items[0] = self._scratch.planner.fill(arrays.items, firsts, lengths, arrays.context_lens[:num_few])
 
     def _fill_tokens(self, arrays: StepFields[Array], chunks: Items[ScheduledChunk]) -> None:
         ids, positions, slot_mapping = arrays.token_ids, arrays.positions, arrays.slot_mapping
@@ -276,32 +301,36 @@ def _sampled_rows(chunks: Items[ScheduledChunk]) -> Iterator[tuple[SampledRow, i
         begin += chunk.length
 
 
-def _groups(chunks: Items[ScheduledChunk], singles: int, padded_singles: int | None) -> tuple[AttentionGroup, ...]:
-    """One group for all chunks of a single token, which come first, then one for each longer chunk."""
-    groups, start = [], 0
-    for first, count in [(0, singles)] * bool(singles) + [(i, 1) for i in range(singles, len(chunks))]:
-        length = chunks[first].length
-        num_seqs = padded_singles if first < singles and padded_singles is not None else count
+def _groups(chunks: Items[ScheduledChunk], num_seqs: int) -> tuple[AttentionGroup, ...]:
+    """One group for each run of chunks of the same length up to `MAX_WINDOW`, and one for each longer chunk.
+
+    Of `num_seqs` sequences those behind the chunks are padding rows, which join the last run of single tokens.
+    """
+    groups, start, first = [], 0, 0
+    runs = groupby(enumerate(chunks), key=lambda item: (item[1].length, item[0] * (item[1].length > MAX_WINDOW)))
+    for (length, _), run in runs:
+        ends = [chunk.end for _, chunk in run]
+        count = num_seqs - first if length == 1 and first + len(ends) == len(chunks) else len(ends)
         groups.append(
-            AttentionGroup(
-                start=start,
-                first_seq=first,
-                num_seqs=num_seqs,
-                query_len=length,
-                context_len=max(chunk.end for chunk in chunks[first : first + count]),
-            )
+            AttentionGroup(start=start, first_seq=first, num_seqs=count, query_len=length, context_len=max(ends))
         )
-        start += num_seqs * length
+        first, start = first + count, start + count * length
+    if first < num_seqs:
+        groups.append(
+            AttentionGroup(start=start, first_seq=first, num_seqs=num_seqs - first, query_len=1, context_len=1)
+        )
     return tuple(groups)
 
 
-def _tiles(chunks: Items[ScheduledChunk], singles: int) -> Array:
+def _tiles(chunks: Items[ScheduledChunk]) -> Array:
     """[N, 3] int32: what the prefill kernel works on; see AttentionInputs.tiles."""
-    tiles, row = [], singles
-    for index, chunk in enumerate(chunks[singles:], start=singles):
-        tiles += [
-            (index, row + begin, min(QUERY_TILE, chunk.length - begin)) for begin in range(0, chunk.length, QUERY_TILE)
-        ]
+    tiles, row = [], 0
+    for index, chunk in enumerate(chunks):
+        if chunk.length > MAX_WINDOW:
+            tiles += [
+                (index, row + begin, min(QUERY_TILE, chunk.length - begin))
+                for begin in range(0, chunk.length, QUERY_TILE)
+            ]
         row += chunk.length
     return np.array(tiles, dtype=np.int32).reshape(-1, 3)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from neper.engine import memory
 from neper.engine.step.row_parameters import ROW_PARAMETERS
+from neper.ops.attention.parts import ITEM_WORDS
 from neper.ops.sampling.api import DrawRows
 
 Array = npt.NDArray[Any]
@@ -75,6 +76,7 @@ class StepFields(RowFields[Field]):
         token_ids, positions, slot_mapping: of each token.
         context_lens, block_tables: of each sequence.
         table_stride: words of a block table.
+        num_items, items: see AttentionInputs.
         targets: prompt tokens that are scored.
         tiles: see AttentionInputs.tiles.
     """
@@ -84,6 +86,8 @@ class StepFields(RowFields[Field]):
     slot_mapping: Field
     context_lens: Field
     table_stride: Field
+    num_items: Field
+    items: Field
     block_tables: Field
     targets: Field
     tiles: Field
@@ -103,12 +107,14 @@ class Layout:
 
     Attributes:
         rows: rows that get a next token. tokens: flat tokens. seqs: sequences. targets: scored prompt positions.
+        items: items of the attention kernels, at most; a decode step's follow from its rows.
         tiles: tiles of longer chunks. width: blocks in the longest block table.
     """
 
     rows: int
     tokens: int
     seqs: int
+    items: int = 0
     targets: int = 0
     tiles: int = 0
     width: int = 1
@@ -131,6 +137,8 @@ class Layout:
             "slot_mapping": tokens,
             "context_lens": (self.seqs,),
             "table_stride": (1,),
+            "num_items": (1,),
+            "items": (self.items, ITEM_WORDS),
             "block_tables": (self.seqs, self.width),
             "targets": (self.targets,),
             "tiles": (self.tiles, 3),

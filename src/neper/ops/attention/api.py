@@ -12,22 +12,31 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from neper.ops.attention.parts import Planner
 from neper.ops.common.variants import Variants
 
+MAX_WINDOW = 16
+"""Most tokens of a sequence in one step for the kernel of few rows: decodes, drafts, ends of prompts."""
 QUERY_TILE = 128
 """Query rows of one row of `AttentionInputs.tiles`; programs of the prefill kernel take it whole or in equal parts."""
 
 
 @dataclass(frozen=True)
 class AttentionScratch:
-    """Where the kernels leave what parts of a context give, until the last of them is there.
+    """Memory for the sums of parts of contexts, until the last part is finished. It is bounded.
 
     Attributes:
-        partials: float32 words; their layout is the kernel's.
-        tickets: int32, zero between calls: how many parts of a sequence and KV head are finished.
+        planner: cuts no more contexts than there are records for. The others stay with one program each, which needs
+            no records.
+        sums: [rows, num_heads, head_dim] float32; the record of a part is one row for each query.
+        maxima, weights: [rows, num_heads] float32.
+        tickets: int32, zero between calls: the finished parts of each sequence and KV head.
     """
 
-    partials: Tensor
+    planner: Planner
+    sums: Tensor
+    maxima: Tensor
+    weights: Tensor
     tickets: Tensor
 
 
@@ -65,11 +74,16 @@ class AttentionInputs:
         table_stride: [1] int32, words from one row of `block_tables` to the next. Kernels load it: a captured graph
             is replayed over tables of other widths at the same address.
         block_size: tokens in a block.
-        groups: they cover rows 0..T in order: all single-token sequences in one group, the first, then one group for
-            each longer chunk.
+        groups: they cover rows 0..T in order. Sequences of up to `MAX_WINDOW` tokens come first; neighbours of equal
+            lengths are one group. Then follows one group for each longer chunk.
         tiles: [N, 3] int32, the longer chunks cut into pieces of at most `QUERY_TILE` rows: index of the sequence,
             first flat row, number of rows. None where there are no longer chunks. Only kernels read it.
-        scratch: see `AttentionOps.allocate_scratch`; without it the kernels give each context to one program.
+        scratch: see `AttentionOps.allocate_scratch`; without it no context is cut.
+        items: [N, ITEM_WORDS] int32, the work that `Planner.fill` made of the sequences of up to `MAX_WINDOW` tokens.
+            A captured graph is replayed over other items at the same address, so kernels load their number. Only
+            kernels read them.
+        num_items: [1] int32.
+        max_queries: most tokens of one of those sequences.
     """
 
     positions: Tensor
@@ -81,13 +95,16 @@ class AttentionInputs:
     groups: tuple[AttentionGroup, ...]
     tiles: Tensor | None
     scratch: AttentionScratch | None
+    items: Tensor | None = None
+    num_items: Tensor | None = None
+    max_queries: int = 1
     # What the reference makes once a step and all layers share.
     _memo: dict[object, tuple[Tensor, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def num_decodes(self) -> int:
-        """Sequences of the single-token group; 0 if there is none."""
-        return self.groups[0].num_seqs if self.groups and self.groups[0].query_len == 1 else 0
+    def few_rows(self) -> int:
+        """Rows of the sequences of up to `MAX_WINDOW` tokens."""
+        return sum(group.num_seqs * group.query_len for group in self.groups if group.query_len <= MAX_WINDOW)
 
     def slots(self) -> Tensor:
         """`slot_mapping` as the int64 that torch's index operations ask for."""
@@ -178,9 +195,13 @@ class AttentionOps(Protocol):
         """
 
     def allocate_scratch(
-        self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+        self, max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, queries: int = 1
     ) -> AttentionScratch | None:
-        """Scratch for steps of up to `max_rows` single-token sequences; None where none is needed."""
+        """Scratch for steps of up to `max_rows` sequences; None where none is needed.
+
+        Args:
+            queries: tokens of a sequence that it is sized for. With more, fewer contexts are cut.
+        """
 
     def variants(
         self,
@@ -193,7 +214,7 @@ class AttentionOps(Protocol):
         *,
         normed: bool,
     ) -> Variants:
-        """All that `attend` needs for a model of this shape, whatever its windows: a decode, and a longer chunk.
+        """All that `attend` needs for a model of this shape, whatever its windows: few rows, and a longer chunk.
 
         Args:
             normed: queries and keys have norms.

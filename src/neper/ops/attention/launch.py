@@ -13,47 +13,47 @@ import torch
 import triton
 from torch import Tensor
 
-from neper.ops.attention.api import QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
-from neper.ops.attention.kernels import decode_kernel, prefill_kernel, write_kernel
+from neper.ops.attention import parts
+from neper.ops.attention.api import MAX_WINDOW, QUERY_TILE, AttentionGroup, AttentionInputs, AttentionScratch
+from neper.ops.attention.kernels import ROW_BLOCK, decode_kernel, prefill_kernel, write_kernel
+from neper.ops.attention.parts import Planner
 from neper.ops.common.launching import launch_options, traits
 from neper.ops.common.variants import Variants
 
 # Programs of `decode_kernel` that a multiprocessor is to hold, and the warps of one.
 _DECODES_PER_PROCESSOR = 2
-_DECODE_WARPS = 8
-# Bytes of K and V that a thread of `decode_kernel` loads at a time: 32 registers, and as many more on their way.
-_DECODE_THREAD_BYTES = 128
-# Fewest tokens of a part of a context: below, joining parts takes longer than another tile.
-_LEAST_PART = 64
-# Most parts of a context: one program joins them.
-_MOST_PARTS = 128
+_DECODE_WARPS = 4
+# Bytes of K and V of one tile of `decode_kernel`, of which some are on their way at a time.
+_DECODE_TILE_BYTES = 32_768
+_DECODE_TILE = 64
+_DECODE_STAGES = 3
+_DECODE_REGISTERS: int | None = None
+# Parts of a long context, by lanes; and contexts that there are records for.
+_PARTS = 1
+_RECORDS = 32
 # Parts that are loaded at a time when they are joined.
 _WAVE = 8
 # Heads of a program of `write_kernel`.
 _WRITTEN_HEADS = 8
-# Registers a thread, so that as many programs of 16-bit values as above fit. A few 16-bit spills are the price.
-_DECODE_REGISTERS = 65_536 // (32 * _DECODE_WARPS * _DECODES_PER_PROCESSOR)
 # No window is one longer than any context.
 _NO_WINDOW = 2**30
 
 
-def decode_sizes(num_heads: int, num_kv_heads: int, head_dim: int, item_bytes: int) -> dict[str, Any]:
-    """Sizes and options that `decode_kernel` is compiled with, for values of so many bytes."""
-    share = num_heads // num_kv_heads
+def decode_sizes(head_dim: int, item_bytes: int, share: int) -> dict[str, Any]:
+    """Sizes and options that `decode_kernel` is compiled with, for values of so many bytes.
+
+    Args:
+        share: query heads of a KV head.
+    """
     width = max(16, triton.next_power_of_2(head_dim))
-    heads = triton.next_power_of_2(share)
-    half = max(16, triton.next_power_of_2(head_dim // 2))
-    tile = 32 * _DECODE_WARPS * _DECODE_THREAD_BYTES // (4 * half * item_bytes)
     return {
-        "ROWS": max(16, heads),
-        "HALF": half,
+        "HEADS": min(triton.next_power_of_2(share), ROW_BLOCK),
         "WIDTH": width,
-        "TILE": min(max(tile, 16), 64),
-        "LEAST": _LEAST_PART,
-        "HEADS": heads,
+        "TILE": min(max(_DECODE_TILE_BYTES // (2 * width * item_bytes), 16), _DECODE_TILE),
+        "STAGES": _DECODE_STAGES,
+        "LEAST": parts.LEAST,
         "WAVE": _WAVE,
         "num_warps": _DECODE_WARPS,
-        "num_stages": 1,
     }
 
 
@@ -82,20 +82,26 @@ def prefill_sizes(head_dim: int, item_bytes: int, roomy: bool) -> dict[str, Any]
     }
 
 
-def num_parts(num_decodes: int, num_kv_heads: int, processors: int) -> int:
-    """Into how many parts contexts are cut at most. It follows from device and rows, so captured grids stay valid."""
-    return min(max(_DECODES_PER_PROCESSOR * processors // (num_decodes * num_kv_heads), 1), _MOST_PARTS)
+def planner(num_kv_heads: int, device: torch.device, queries: int = 1) -> Planner:
+    """The planner of a device; its scratch is for sequences of so many query rows."""
+    lanes = max(_DECODES_PER_PROCESSOR * traits(device).processors // num_kv_heads, 1)
+    most = min(_PARTS * lanes, parts.MOST)
+    return Planner(lanes, most, _RECORDS * most * queries)
 
 
 def allocate_scratch(
-    max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+    max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, queries: int = 1
 ) -> AttentionScratch:
     """See `AttentionOps.allocate_scratch`."""
-    records = _DECODES_PER_PROCESSOR * traits(device).processors
+    plan = planner(num_kv_heads, device, queries)
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    row_groups = triton.cdiv(MAX_WINDOW * num_heads // num_kv_heads, ROW_BLOCK)
     return AttentionScratch(
-        partials=torch.empty(records * 2 * num_heads // num_kv_heads * head_dim, dtype=torch.float32, device=device),
-        # Where there are more pairs than records, contexts are not cut.
-        tickets=torch.zeros(min(max_rows * num_kv_heads, records), dtype=torch.int32, device=device),
+        planner=plan,
+        sums=torch.empty(plan.record_rows, num_heads, head_dim, **floats),
+        maxima=torch.empty(plan.record_rows, num_heads, **floats),
+        weights=torch.empty(plan.record_rows, num_heads, **floats),
+        tickets=torch.zeros(max_rows * num_kv_heads * row_groups, dtype=torch.int32, device=device),
     )
 
 
@@ -117,8 +123,8 @@ def attend(
     kv_heads, dim = k_cache.shape[1:]
     if not (k_cache.is_contiguous() and v_cache.is_contiguous() and qkv.stride(1) == 1):
         raise ValueError("the caches must be contiguous, and qkv along its last dimension")
-    decodes = inputs.num_decodes
-    if inputs.tiles is None and len(inputs.groups) > bool(decodes):
+    few_rows = inputs.few_rows
+    if inputs.tiles is None and few_rows < qkv.shape[0]:
         raise ValueError("longer chunks need tiles")
     able = traits(qkv.device)
     out = torch.empty(qkv.shape[0], num_heads * dim, dtype=qkv.dtype, device=qkv.device)
@@ -126,25 +132,27 @@ def attend(
     shape = {"KV_HEADS": kv_heads, "SHARE": num_heads // kv_heads, "D": dim}
     weights = (rotary, q_norm, k_norm, eps) if normed else (rotary, rotary, rotary, eps)
     window = _NO_WINDOW if window is None else min(window, _NO_WINDOW)
-    if decodes:
-        scratch, parts = inputs.scratch, 1
-        registers = _DECODE_REGISTERS if qkv.element_size() == 2 and dim <= 128 else None
-        partials, tickets = rotary, inputs.context_lens  # stand-ins
+    if few_rows:
+        assert inputs.items is not None
+        assert inputs.num_items is not None
+        scratch, plan = inputs.scratch, planner(kv_heads, qkv.device)
+        records = (rotary, rotary, rotary, inputs.num_items)  # stand-ins
         if scratch is not None:
-            parts = num_parts(decodes, kv_heads, able.processors)
-            partials, tickets = scratch.partials, scratch.tickets
-        decode_kernel[(kv_heads, parts, decodes)](
-            qkv, qkv.stride(0), k_cache, v_cache, out, partials, tickets,
-            inputs.positions, inputs.slot_mapping, inputs.context_lens, inputs.block_tables, inputs.table_stride,
-            *weights, scale, window,
-            BLOCK=inputs.block_size, NORMED=normed, **shape,
-            **decode_sizes(num_heads, kv_heads, dim, qkv.element_size()), **launch_options(qkv.device, registers),
+            records = (scratch.sums, scratch.maxima, scratch.weights, scratch.tickets)
+        sizes = decode_sizes(dim, qkv.element_size(), shape["SHARE"])
+        row_groups = triton.cdiv(inputs.max_queries * shape["SHARE"], ROW_BLOCK)
+        decode_kernel[(row_groups * kv_heads, len(inputs.items))](
+            qkv, qkv.stride(0), k_cache, v_cache, out, *records,
+            inputs.slot_mapping, inputs.items, inputs.num_items, inputs.block_tables, inputs.table_stride,
+            *weights, scale, window, row_groups,
+            BLOCK=inputs.block_size, NORMED=normed, MOST=plan.most_parts, **shape, **sizes,
+            **launch_options(qkv.device, _DECODE_REGISTERS),
         )  # fmt: skip
     if inputs.tiles is not None and len(inputs.tiles):
         groups = triton.cdiv(num_heads + 2 * kv_heads, _WRITTEN_HEADS)
-        write_kernel[(qkv.shape[0] - decodes, groups)](
-            qkv, qkv.stride(0), k_cache, v_cache, out, decodes, inputs.positions, inputs.slot_mapping, *weights,
-            NORMED=normed, HEADS=_WRITTEN_HEADS, HALF=max(16, triton.next_power_of_2(dim // 2)), **shape,
+        write_kernel[(qkv.shape[0] - few_rows, groups)](
+            qkv, qkv.stride(0), k_cache, v_cache, out, few_rows, inputs.positions, inputs.slot_mapping, *weights,
+            NORMED=normed, HEADS=_WRITTEN_HEADS, WIDTH=max(16, triton.next_power_of_2(dim)), **shape,
             num_warps=2, **launch_options(qkv.device),
         )  # fmt: skip
         sizes = prefill_sizes(dim, qkv.element_size(), able.roomy)
@@ -167,28 +175,32 @@ def variants(
 ) -> Variants:
     """See `AttentionOps.variants`."""
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    qkv = torch.zeros(2, width, dtype=dtype, device=device)
+    qkv = torch.zeros(MAX_WINDOW + 1, width, dtype=dtype, device=device)
     caches = torch.zeros(2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device)
     weight = torch.ones(head_dim, dtype=dtype, device=device) if normed else None
-    rotary = torch.zeros(1, head_dim, dtype=torch.float32, device=device)
+    rotary = torch.zeros(MAX_WINDOW + 1, head_dim, dtype=torch.float32, device=device)
     scratch = allocate_scratch(1, num_heads, num_kv_heads, head_dim, device)
 
     def ints(*values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     launches: list[Callable[[], Any]] = []
-    for tokens in (1, 2):
+    for tokens in (1, MAX_WINDOW + 1):
+        few = tokens <= MAX_WINDOW
         # Padding rows: they read the null block and write nothing.
         inputs = AttentionInputs(
             positions=ints(*[0] * tokens),
             slot_mapping=ints(*[-1] * tokens),
             context_lens=ints(0),
-            block_tables=ints([0]),
+            block_tables=ints([0] * tokens),
             table_stride=ints(1),
             block_size=block_size,
             groups=(AttentionGroup(start=0, first_seq=0, num_seqs=1, query_len=tokens, context_len=0),),
-            tiles=ints([0, 0, tokens]) if tokens > 1 else None,
+            tiles=None if few else ints([0, 0, tokens]),
             scratch=scratch,
+            items=ints([0, 0, tokens, 0, 0, 1, 0]),
+            num_items=ints(1),
+            max_queries=min(tokens, MAX_WINDOW),
         )
         launches.append(
             partial(
