@@ -23,13 +23,10 @@ from neper.ops.common.variants import Variants
 # Programs of `decode_kernel` that a multiprocessor is to hold, and the warps of one.
 _DECODES_PER_PROCESSOR = 2
 _DECODE_WARPS = 4
-# Bytes of K and V of one tile of `decode_kernel`, of which some are on their way at a time.
-_DECODE_TILE_BYTES = 32_768
+# Most tokens of a tile; its bytes of K and V, and the stages of its loop, with much and with little shared memory.
 _DECODE_TILE = 64
-_DECODE_STAGES = 3
-_DECODE_REGISTERS: int | None = None
-# Parts of a long context, by lanes; and contexts that there are records for.
-_PARTS = 1
+_DECODE_ROOMY, _DECODE_NARROW = {"bytes": 32_768, "stages": 3}, {"bytes": 16_384, "stages": 2}
+# Contexts of the most parts that there are records for.
 _RECORDS = 32
 # Parts that are loaded at a time when they are joined.
 _WAVE = 8
@@ -39,18 +36,18 @@ _WRITTEN_HEADS = 8
 _NO_WINDOW = 2**30
 
 
-def decode_sizes(head_dim: int, item_bytes: int, share: int) -> dict[str, Any]:
-    """Sizes and options that `decode_kernel` is compiled with, for values of so many bytes.
+def decode_sizes(head_dim: int, item_bytes: int, share: int, roomy: bool) -> dict[str, Any]:
+    """Sizes and options that `decode_kernel` is compiled with, for values of so many bytes; roomy: see `Traits`.
 
     Args:
         share: query heads of a KV head.
     """
-    width = max(16, triton.next_power_of_2(head_dim))
+    width, room = max(16, triton.next_power_of_2(head_dim)), _DECODE_ROOMY if roomy else _DECODE_NARROW
     return {
         "HEADS": min(triton.next_power_of_2(share), ROW_BLOCK),
         "WIDTH": width,
-        "TILE": min(max(_DECODE_TILE_BYTES // (2 * width * item_bytes), 16), _DECODE_TILE),
-        "STAGES": _DECODE_STAGES,
+        "TILE": min(max(room["bytes"] // (2 * width * item_bytes), 16), _DECODE_TILE),
+        "STAGES": room["stages"],
         "LEAST": parts.LEAST,
         "WAVE": _WAVE,
         "num_warps": _DECODE_WARPS,
@@ -85,7 +82,7 @@ def prefill_sizes(head_dim: int, item_bytes: int, roomy: bool) -> dict[str, Any]
 def planner(num_kv_heads: int, device: torch.device, queries: int = 1) -> Planner:
     """The planner of a device; its scratch is for sequences of so many query rows."""
     lanes = max(_DECODES_PER_PROCESSOR * traits(device).processors // num_kv_heads, 1)
-    most = min(_PARTS * lanes, parts.MOST)
+    most = min(lanes, parts.MOST)  # a part of a context alone for each lane
     return Planner(lanes, most, _RECORDS * most * queries)
 
 
@@ -139,14 +136,14 @@ def attend(
         records = (rotary, rotary, rotary, inputs.num_items)  # stand-ins
         if scratch is not None:
             records = (scratch.sums, scratch.maxima, scratch.weights, scratch.tickets)
-        sizes = decode_sizes(dim, qkv.element_size(), shape["SHARE"])
+        sizes = decode_sizes(dim, qkv.element_size(), shape["SHARE"], able.roomy)
         row_groups = triton.cdiv(inputs.max_queries * shape["SHARE"], ROW_BLOCK)
         decode_kernel[(row_groups * kv_heads, len(inputs.items))](
             qkv, qkv.stride(0), k_cache, v_cache, out, *records,
             inputs.slot_mapping, inputs.items, inputs.num_items, inputs.block_tables, inputs.table_stride,
             *weights, scale, window, row_groups,
             BLOCK=inputs.block_size, NORMED=normed, MOST=plan.most_parts, **shape, **sizes,
-            **launch_options(qkv.device, _DECODE_REGISTERS),
+            **launch_options(qkv.device),
         )  # fmt: skip
     if inputs.tiles is not None and len(inputs.tiles):
         groups = triton.cdiv(num_heads + 2 * kv_heads, _WRITTEN_HEADS)
