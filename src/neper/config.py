@@ -62,7 +62,9 @@ class EngineConfig:
         "Draft tokens and verify several per step: ngram looks them up in prompt and reply, draft:MODEL asks a small "
         "model of the same vocabulary. Default: off.",
     )
-    draft_tokens: int | None = _option(None, "Most drafted tokens of a request per step, 1 to 16. Default: 8.")
+    draft_tokens: int | None = _option(
+        None, "Most drafted tokens of a request per step, 1 to 16 (15 on a GPU). Default: 8."
+    )
 
     def __post_init__(self) -> None:
         optional = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "num_threads")

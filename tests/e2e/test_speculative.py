@@ -73,7 +73,7 @@ def same(got: dict[str, Any], want: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("at_once", [1, 8])
-def test_replies_are_those_without_drafts(clients: list[openai.OpenAI], stream: bool, at_once: int) -> None:
+def test_case_50_replies_are_those_without_drafts(clients: list[openai.OpenAI], stream: bool, at_once: int) -> None:
     plain, drafting = clients
     asked = (REQUESTS * 2)[:8] if at_once > 1 else REQUESTS
     with ThreadPoolExecutor(at_once) as pool:

@@ -173,7 +173,7 @@ def test_drafts_change_nothing(engines: Engines, rounds: int) -> None:
     check()
     # It could not fail without drafts of both kinds.
     assert counts["accepted_tokens"] > rounds
-    assert counts["draft_tokens"] > counts["accepted_tokens"] + rounds
+    assert counts["draft_tokens"] > counts["accepted_tokens"] + rounds / 4
 
 
 def alone_of(item: Asked, asked: list[Asked], wants: Mapping[int, Any]) -> Any:

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity
 
 from neper.engine import memory
 from neper.engine.core import EngineCore
+from neper.engine.draft.drafting import Drafting
 from neper.errors import StartupError
 from neper.ops import backends
 from neper.ops.attention import reference as attention_reference
@@ -28,6 +29,7 @@ from neper.ops.linear import reference as linear_reference
 from neper.ops.logprobs import reference as scoring_reference
 from neper.types import FinishReason, PackedRows, Request, SamplingParams
 from tests.engine import test_view_rows as view_rows
+from tests.engine.test_random_drafts import Habit, Knowing, key
 from tests.helpers.engine import Result, make_core, prompts, request, run
 from tests.kernels.scoring import DEVICE, INTERPRETED, some
 
@@ -386,3 +388,21 @@ def test_scoring_allocates_nothing(tiny_dir: Callable[..., Path]) -> None:
         run(core, greedy(4, top_k))
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[2] == peaks[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_change_no_token(overlap: bool, tiny_dir: Callable[..., Path]) -> None:
+    """Windows of right and wrong drafts beside rows without, as graphs where there are some."""
+    directory = tiny_dir("qwen3")
+    items = [item for item in mixed() if item.sampling.max_tokens]
+    want = run(kernel_core(directory, overlap=overlap), items)
+    core = kernel_core(directory, overlap=overlap, speculative="ngram", draft_tokens=4)
+    replies = {key(item): want[item.request_id].token_ids for item in items}
+    for habit in (Habit(1, "wrong"), Habit(3, "end"))[: 1 if INTERPRETED else 2]:
+        core._drafting = Drafting(Knowing(replies, habit), most=4, rows=24, vocab_size=core.capabilities.vocab_size)
+        got = run(core, items)
+        for name, result in want.items():
+            assert got[name].finish_reason is result.finish_reason
+            assert_close(got[name].tokens, result.tokens)
+        assert core._drafting.counters.accepted_tokens >= len(items)

@@ -12,6 +12,7 @@ from neper.config import EngineConfig
 from neper.errors import ConfigError, StartupError
 from neper.models.model_config import ModelConfig
 from neper.ops import backends
+from neper.ops.attention.api import MAX_WINDOW
 from neper.types import LISTED_WHOLE, packed_width
 
 LONGEST_LIST = 64
@@ -107,7 +108,7 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
         overlap=on_gpu if config.overlap is None else config.overlap,
         num_threads=num_threads,
         speculative=config.speculative,
-        draft_tokens=0 if config.speculative is None else config.draft_tokens or DRAFT_TOKENS,
+        draft_tokens=choose_draft_tokens(config, on_gpu),
     )
     logger.info(
         "device %s, %s, %d threads, scoring on the %s, CUDA graphs %s, overlap %s",
@@ -126,6 +127,14 @@ def resolve(config: EngineConfig, model: ModelConfig) -> EngineSettings:
             settings.draft_rows,
         )
     return settings
+
+
+def choose_draft_tokens(config: EngineConfig, on_gpu: bool) -> int:
+    """Most drafts of a request per step: as asked for, and on a GPU no more than the kernel of few rows attends."""
+    if config.speculative is None:
+        return 0
+    asked = config.draft_tokens or DRAFT_TOKENS
+    return min(asked, MAX_WINDOW - 1) if on_gpu else asked
 
 
 def choose_scoring(asked: str | None, device: torch.device, vocab_size: int) -> str:

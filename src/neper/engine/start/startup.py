@@ -31,7 +31,7 @@ from neper.models.kv_cache import KVCache
 from neper.models.model_config import ModelConfig
 from neper.models.source import ModelSource
 from neper.ops import backends
-from neper.ops.attention.api import MAX_WINDOW, QUERY_TILE
+from neper.ops.attention.api import QUERY_TILE
 from neper.ops.common.variants import compile_all
 from neper.types import Progress
 
@@ -86,10 +86,19 @@ def build(
     if chosen.cuda_graphs:
         started = time.monotonic()
         with memory.needed("CUDA graphs", "lower gpu_memory_utilization or kv_cache_memory", chosen.device):
-            for each in (runner, *others):
-                each.capture(row_buckets(chosen.max_num_seqs), progress)
+            alone = [(rows, 1) for rows in row_buckets(chosen.max_num_seqs)]
+            runner.capture(alone + _window_buckets(chosen), progress)
+            if drafts_by is not None:
+                drafts_by.capture(alone, progress)
         logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
     return chosen, runner, _drafting(chosen, drafts_by, model)
+
+
+def _window_buckets(chosen: EngineSettings) -> list[tuple[int, int]]:
+    """Padded rows and window of the steps with drafts that are worth their time."""
+    if not chosen.draft_tokens:
+        return []
+    return [(rows, 1 + chosen.draft_tokens) for rows in row_buckets(chosen.max_rows) if 1 < rows <= chosen.draft_rows]
 
 
 def _drafting(chosen: EngineSettings, small: ModelRunner | None, model: ModelConfig) -> Drafting | None:
@@ -130,7 +139,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
     attention = backends.attention(device, model.head_dim)
     max_rows = chosen.max_rows
     tokens = max(chosen.max_num_batched_tokens, max_rows)
-    window = min(1 + chosen.draft_tokens, MAX_WINDOW)
+    window = 1 + chosen.draft_tokens
     scratch = attention.allocate_scratch(
         max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device, queries=window
     )
@@ -151,6 +160,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
         longest_list=chosen.longest_list,
         buckets=buckets,
         scratch=scratch,
+        window=window,
     )
     max_words = chosen.max_packed_words(model.vocab_size)
     readback = Readback(device, max_words=max_words)

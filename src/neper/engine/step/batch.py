@@ -49,7 +49,8 @@ class BatchInputs:
 
     Attributes:
         token_ids: [T] int32; -1 - slot stands for the token last sampled in that slot.
-        is_decode: one token for each sequence, padded to the rows of `sample`: a step that can be a graph.
+        is_decode: one token for each sequence, or its drafts too, padded to the rows of `sample`: it can be a graph.
+        window: tokens of a sequence in it, at most; 1 where there are no drafts.
         sample: None when no row gets a next token.
     """
 
@@ -57,6 +58,7 @@ class BatchInputs:
     token_ids: Tensor
     attention: AttentionInputs
     is_decode: bool
+    window: int
     sample: SamplingMetadata | None
     prompt_scores: tuple[PromptScoreInputs, ...]
 
@@ -75,6 +77,7 @@ class BatchBuilder:
         longest_list: longest list of the rows that are scored together.
         buckets: row counts that are padded to, ascending; empty = nothing is padded.
         scratch: of the attention kernels.
+        window: most tokens of a sequence with drafts.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class BatchBuilder:
         longest_list: int,
         buckets: Items[int] = (),
         scratch: AttentionScratch | None = None,
+        window: int = 1,
     ) -> None:
         self._buffers = buffers
         self._block_size = block_size
@@ -95,6 +99,7 @@ class BatchBuilder:
         self._longest_list = longest_list
         self._buckets = buckets
         self._scratch = scratch
+        self._window = window
         self._masks = MaskBuilder(vocab_size)
         # By slot: whose row was last there, if it must not end yet, and what that row asks for.
         self._kinds: dict[int, tuple[ref[Sequence], bool, RowKind]] = {}
@@ -113,18 +118,21 @@ class BatchBuilder:
         longer = (chunk for chunk in plan.chunks if chunk.length > 1)
         chunks = (*singles, *sorted(longer, key=lambda chunk: min(chunk.length, MAX_WINDOW + 1)))
         sampled = sorted(_sampled_rows(chunks), key=lambda item: kinds[item[0].chunk])
-        is_decode = len(singles) == len(chunks)
-        num_tokens, num_rows = sum(chunk.length for chunk in chunks), self.padded(len(sampled))
+        is_decode = all(chunk.length == 1 + len(chunk.drafts) <= MAX_WINDOW for chunk in chunks)
+        window = self._window if plan.drafted and is_decode else 1
+        num_tokens = num_own = sum(chunk.length for chunk in chunks)
+        num_rows = self.padded(len(sampled))
         if is_decode:
-            num_tokens = num_rows = self.padded(len(chunks))
+            num_tokens = num_rows = self.padded(num_own)
         tiles = _tiles(chunks)
+        num_padded = len(chunks) + num_tokens - num_own  # each padding row is a sequence
         num_seqs = num_tokens if is_decode else len(chunks)
-        num_few = num_tokens if is_decode else sum(chunk.length <= MAX_WINDOW for chunk in chunks)
+        num_few = num_padded if is_decode else sum(chunk.length <= MAX_WINDOW for chunk in chunks)
         layout = Layout(
             rows=num_rows,
             tokens=num_tokens,
             seqs=num_seqs,
-            items=self._most_items(num_few),
+            items=self._most_items(num_tokens if is_decode else num_few),
             targets=sum(chunk.score_end - chunk.score_start for chunk in chunks),
             tiles=len(tiles),
             width=max(len(chunk.seq.block_table) for chunk in chunks),
@@ -137,12 +145,13 @@ class BatchBuilder:
         self._fill_rows(arrays, [(row, place, kinds[row.chunk]) for row, place in sampled])
         fields = self._buffers.send(places)
         # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
-        assert not is_decode or [place for _, place in sampled] == list(range(len(sampled)))
+        assert not is_decode or window > 1 or [place for _, place in sampled] == list(range(len(sampled)))
         return BatchInputs(
             plan=plan,
             token_ids=fields.token_ids,
-            attention=self._attention(fields, _groups(chunks, num_seqs)),
+            attention=self._attention(fields, _groups(chunks, num_padded), window),
             is_decode=is_decode,
+            window=window,
             sample=self._sampling_metadata([row for row, _ in sampled], kinds, fields) if sampled else None,
             prompt_scores=tuple(_prompt_scores(chunks, fields.targets, self._vocab_size)),
         )

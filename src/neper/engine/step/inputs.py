@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 Field = TypeVar("Field")
 Other = TypeVar("Other")
 
+_KEPT_LAYOUTS = 64
+
 _DTYPES = {name: parameter.dtype for name, parameter in ROW_PARAMETERS.columns().items()}
 
 
@@ -119,7 +121,7 @@ class Layout:
     tiles: int = 0
     width: int = 1
 
-    @lru_cache(maxsize=64)  # noqa: B019 - few layouts, which most decode steps share
+    @lru_cache(maxsize=_KEPT_LAYOUTS)  # noqa: B019 - few layouts, which most decode steps share
     def places(self) -> StepFields[Place]:
         """The place of each field, in the order of the buffer; the last ends where all do."""
         rows, tokens = (self.rows,), (self.tokens,)
@@ -152,6 +154,17 @@ class Layout:
         return StepFields(**places)
 
 
+class _Views:
+    """The fields at some places of both buffers on the host, and of what the device reads in each one's turn."""
+
+    def __init__(self, places: StepFields[Place], on_host: list[Tensor], on_device: Tensor | None) -> None:
+        self.places = places  # kept, or its id could become another's
+        flats = [flat.numpy() for flat in on_host]
+        self.arrays = [places.each(lambda place, flat=flat: place.array(flat)) for flat in flats]  # type: ignore[misc]
+        sources = on_host if on_device is None else [on_device] * len(on_host)
+        self.tensors = [places.each(lambda place, flat=flat: place.tensor(flat)) for flat in sources]  # type: ignore[misc]
+
+
 class InputBuffers:
     """Two buffers on the host, filled in turn, and the one on the device that they are copied to.
 
@@ -170,6 +183,7 @@ class InputBuffers:
         ]
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._current = 0
+        self._views: dict[int, _Views] = {}
 
     def next_arrays(self, places: StepFields[Place]) -> StepFields[Array]:
         """The host's arrays of a step, to be filled; they hold what an earlier step left there."""
@@ -177,20 +191,26 @@ class InputBuffers:
         copied = self._copied[self._current]
         if copied is not None and not copied.query():  # type: ignore[no-untyped-call]
             copied.synchronize()  # two steps ago, so mostly long done
-        flat = self._on_host[self._current].numpy()
-        return places.each(lambda place: place.array(flat))
+        return self._views_of(places).arrays[self._current]
 
     def send(self, places: StepFields[Place]) -> StepFields[Tensor]:
         """Start the copy of what `next_arrays` gave; returns the fields on the device."""
-        flat = self._on_host[self._current]
         if self._on_device is not None:
             end = places.tiles.end
-            self._on_device[:end].copy_(flat[:end], non_blocking=True)
+            self._on_device[:end].copy_(self._on_host[self._current][:end], non_blocking=True)
             copied = self._copied[self._current] or torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
             self._copied[self._current] = copied
-            flat = self._on_device
-        return places.each(lambda place: place.tensor(flat))
+        return self._views_of(places).tensors[self._current]
+
+    def _views_of(self, places: StepFields[Place]) -> _Views:
+        """The fields at these places. Most steps have the places of earlier ones, and views are slow to make."""
+        found = self._views.get(id(places))
+        if found is None:
+            if len(self._views) >= _KEPT_LAYOUTS:
+                self._views.clear()
+            found = self._views[id(places)] = _Views(places, self._on_host, self._on_device)
+        return found
 
 
 def to_device(array: Array, device: torch.device) -> Tensor:

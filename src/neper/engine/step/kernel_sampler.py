@@ -37,11 +37,13 @@ class Choice(NamedTuple):
         rows: padded rows.
         drawn: some rows are drawn; else all take their best token.
         scored: some rows want scores, so their tokens are kept for a `Score`; else they are packed at once.
+        gathered: the rows stand in another order than their hidden states, as those of drafts do.
     """
 
     rows: int
     drawn: bool
     scored: bool
+    gathered: bool = False
 
 
 class Score(NamedTuple):
@@ -179,13 +181,13 @@ class KernelSampler:
         self._packing = kernels.packing
         self._buckets = _buckets(longest_list)
 
-    def launches(self, rows: int) -> tuple[list[Choice], list[Score]]:
-        """All that steps of `rows` padded rows need."""
+    def launches(self, rows: int, *, gathered: bool = False) -> tuple[list[Choice], list[Score]]:
+        """All that steps of `rows` padded rows need; see `Choice` for `gathered`."""
         scores = []
         if self.buffers.scores is not None:
             scores = [Score(rows, size) for size in self._buckets if size <= LIST_SIZES[-1]]
         wants = (False, True) if scores else (False,)
-        return [Choice(rows, drawn, scored) for drawn in (False, True) for scored in wants], scores
+        return [Choice(rows, drawn, scored, gathered) for drawn in (False, True) for scored in wants], scores
 
     def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
         """Next tokens and scores of a step whose hidden states are [T, D]."""
@@ -197,14 +199,13 @@ class KernelSampler:
         return packed
 
     def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SamplingMetadata, packed: Packed) -> None:
-        choice = Choice(sample.num_padded, bool(sample.drawn), bool(sample.scored or sample.views))
+        gathered = not inputs.is_decode or inputs.window > 1
+        choice = Choice(sample.num_padded, bool(sample.drawn), bool(sample.scored or sample.views), gathered)
         edited = None
         packed.segments += token_segments(sample)
         if inputs.is_decode and not sample.edited and choice in self.choices:
             self.choices[choice].replay()
         else:
-            if not inputs.is_decode:
-                hidden = hidden.index_select(0, sample.fields.hidden_rows)
             edited = self._choose(hidden, choice, sample)
         if sample.scored:
             largest = max(1, *(top_k for top_k, _ in sample.scored))
@@ -241,8 +242,8 @@ class KernelSampler:
         return views if full is None or listed <= views.scores.top_ids.shape[1] else full
 
     def choose(self, hidden: Tensor, choice: Choice, fields: RowFields[Tensor]) -> None:
-        """Make the logits of hidden states [rows, D], choose their tokens, and pack or keep them."""
-        logits = self._logits(hidden)
+        """Make the logits of a step's rows from its hidden states, choose their tokens, and pack or keep them."""
+        logits = self._row_logits(hidden, choice, fields)
         if choice.drawn:
             self._draw(logits, fields)
         else:
@@ -271,7 +272,7 @@ class KernelSampler:
         if not sample.edited:
             self.choose(hidden, choice, sample.fields)
             return None
-        logits, penalties = self._logits(hidden), None
+        logits, penalties = self._row_logits(hidden, choice, sample.fields), None
         rows = [sample.rows[row] for row in sample.penalized]
         if sample.penalized:
             penalties = self._penalties.gather(sample.penalized, rows)
@@ -305,6 +306,10 @@ class KernelSampler:
         kept = self.buffers.kept
         fields = PackRows(offsets=kept.offsets[:rows], listed=kept.listed[:rows], slots=kept.slots[:rows])
         return fields, self.buffers.token_ids[:rows], self.buffers.valid[:rows]
+
+    def _row_logits(self, hidden: Tensor, choice: Choice, fields: RowFields[Tensor]) -> Tensor:
+        """The logits of a step's rows, in the buffer."""
+        return self._logits(hidden.index_select(0, fields.hidden_rows) if choice.gathered else hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states [n, D], in the buffer."""

@@ -91,15 +91,16 @@ class ModelRunner:
         if self._kernels is None:
             self.readback.hold()  # what the copies read is the allocator's to hand out again
         inputs = self._builder.build(plan)
-        self._decoded_rows = len(inputs.token_ids) if inputs.is_decode else 0
-        if self.graphs is not None and inputs.is_decode:
-            hidden = self.graphs.forward(len(inputs.token_ids))
+        self._decoded_rows = len(inputs.token_ids) if inputs.is_decode and inputs.window == 1 else 0
+        rows = len(inputs.token_ids)
+        if self.graphs is not None and inputs.is_decode and self.graphs.has(rows, inputs.window):
+            hidden = self.graphs.forward(rows, inputs.window)
         else:
             hidden = self.decoder.forward(inputs.token_ids, self.kv_cache, inputs.attention, self._last_tokens)
         return BegunStep(inputs, hidden)
 
-    def capture(self, buckets: Sequence[int], progress: Progress | None = None) -> None:
-        """Capture decode steps of so many padded rows."""
+    def capture(self, buckets: Sequence[tuple[int, int]], progress: Progress | None = None) -> None:
+        """Capture decode steps; see `DecodeGraphs` for `buckets`."""
         assert self._kernels is not None
         assert self.kv_cache is not None
         with torch.inference_mode():
