@@ -18,6 +18,7 @@ VOCAB_SIZE = 601
 TEXTS = 4
 
 
+@pytest.mark.filterwarnings("ignore:Possible:FutureWarning")  # patterns such as [a&&b], of which re warns jsonschema
 @pytest.mark.rounds(120)
 def test_case_86_no_reply_breaks_its_schema_once_parsed(byte_level: Pair, rounds: int) -> None:
     grammars = Grammars(byte_level.ours, VOCAB_SIZE, (END,))

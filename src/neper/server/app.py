@@ -67,7 +67,8 @@ def create_app(
     document = ApiDocument(needs_key=config.api_key is not None)
 
     async def openapi(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        version = parse_qs(scope["query_string"].decode("latin-1")).get("version", ["3.1"])[-1]
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        version = query.get("version", ["3.1"])[-1]
         if version not in ("3.1", "3.2"):
             raise InvalidRequestError("version must be 3.1 or 3.2", param="version")
         await send_json(send, document.json(version))

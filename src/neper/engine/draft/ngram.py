@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from neper.engine.plan.sequence import Sequence
 
-ORDERS = (5, 3, 2)
-"""Lengths of the n-grams that are looked up, the longest first."""
+ORDERS = (5, 3)
+"""Lengths of the n-grams that are looked up, the longest first. Pairs of tokens repeat by chance."""
 
 _FACTOR = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples spread evenly
 _WORD = 2**64 - 1
