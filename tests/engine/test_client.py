@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import zmq
@@ -153,8 +154,10 @@ def test_a_prompt_is_sent_once_for_all_of_its_choices() -> None:
     prompt, other = list(range(1000)), list(range(1000))
     sends, receives = Prompts(), Prompts()
 
-    def sent(name: str, ids: list[int]) -> int:
-        item = request(name, ids, SamplingParams(seed=len(name)))
+    def sent(name: str, ids: list[int], predicted: tuple[int, ...] = ()) -> int:
+        item = msgspec.structs.replace(
+            request(name, ids, SamplingParams(seed=len(name))), prediction_token_ids=predicted
+        )
         data = sends.encoded(item)
         message = decode_to_engine(data)
         assert isinstance(message, Submit)
@@ -168,6 +171,9 @@ def test_a_prompt_is_sent_once_for_all_of_its_choices() -> None:
         with pytest.raises(OverflowError):
             sends.encoded(request("f", broken))
     assert sent("g", prompt) < 2000  # still the last that was sent
+    predicted = tuple(range(1000))
+    sizes = [sent(name, prompt, ids) for name, ids in (("h", predicted), ("i", predicted), ("j", ()), ("k", predicted))]
+    assert [size > 2000 for size in sizes] == [True, False, True, True]
 
 
 def test_choices_of_one_prompt_are_computed_from_it_by_the_next_engine_too(directory: Path) -> None:

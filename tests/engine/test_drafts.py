@@ -87,6 +87,34 @@ def test_drafts_follow_a_prediction_from_its_beginning_and_find_it_again() -> No
     assert drafter.propose({seq: 3}) == {seq: [15, 16, 17]}
 
 
+def test_a_long_prompt_is_indexed_in_pieces() -> None:
+    chance = random.Random(0)
+    text = [chance.randrange(50_000) for _ in range(20_000)]
+    seq, drafter = sequence(text + text[100:110]), NgramDrafter()
+    found_after = next(calls for calls in range(1, 10) if drafter.propose({seq: 3})[seq])
+    assert 1 <= found_after < 9
+    assert drafter.propose({seq: 3}) == {seq: text[110:113]}
+    late = sequence(text + text[19_000:19_010])
+    proposed = [drafter.propose({late: 3})[late] for _ in range(6)]
+    assert proposed[0] == []
+    assert proposed[-1] == text[19_010:19_013]
+
+
+def test_choices_share_the_index_of_their_prediction() -> None:
+    prediction = tuple(range(10, 60))
+    drafter = NgramDrafter()
+    choices = [sequence([1, 2], prediction), sequence([1, 2], prediction)]
+    for place, seq in enumerate(choices):
+        for token_id in (99, 20 + place, 21 + place, 22 + place):
+            seq.append(token_id)
+    proposed = drafter.propose(dict.fromkeys(choices, 2))
+    assert [proposed[seq] for seq in choices] == [[23, 24], [24, 25]]
+    assert len(drafter._predictions) == 1
+    for seq in choices:
+        drafter.forget(seq)
+    assert not drafter._predictions
+
+
 def test_useful_drafts_end_before_the_reply_does() -> None:
     request = Request(
         request_id="0",

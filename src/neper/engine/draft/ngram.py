@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,10 @@ ORDERS = (5, 3)
 _FACTOR = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples spread evenly
 _WORD = 2**64 - 1
 _LEAST_SIZE = 64
-# Tokens of which it is found out whether they match before the n-gram that was found.
+# Tokens before an n-gram that is found which are compared as well.
 _LONGEST_MATCH = 16
+# Tokens of a text that are indexed at a time, in half a millisecond.
+_PIECE = 4096
 
 
 class NgramIndex:
@@ -85,43 +88,51 @@ class NgramIndex:
 
 
 class _Known:
-    """What is known of a sequence: its text, the prediction that came with it, and where the reply stands in that."""
+    """What is known of a sequence: its text, the prediction that came with it, and the place of the reply in that."""
 
-    def __init__(self, seq: Sequence) -> None:
-        prediction = seq.request.prediction_token_ids
-        self.text = NgramIndex(seq.token_ids[: seq.num_prompt_tokens])
-        self.prediction = NgramIndex(prediction) if prediction else None
+    def __init__(self, seq: Sequence, predicted: NgramIndex) -> None:
+        self._text = NgramIndex()
+        self._predicted = predicted
+        self._followed = seq.num_prompt_tokens  # tokens that the cursor has followed
         self._cursor = 0
 
     def next_tokens(self, seq: Sequence, most: int) -> list[int]:
         """Up to `most` tokens that may follow."""
-        new = seq.token_ids[len(self.text.token_ids) :]
-        self.text.extend(new)
-        if self.prediction is not None:
-            tokens = self._of_prediction(self.prediction, seq, new)[:most]
+        ids, prediction = seq.token_ids, seq.request.prediction_token_ids
+        _index_more(self._text, ids)
+        if prediction:
+            _index_more(self._predicted, prediction)
+            tokens = self._of_prediction(seq, prediction, most)
             if tokens:
                 return tokens
-        ids = self.text.token_ids
-        place, length = self.text.find(ids)
+        place, length = self._text.find(ids)
         if place < 0:
             return []
-        drafts = ids[place : place + min(most, length)]
+        most = min(most, length)
+        drafts = ids[place : place + most]
         period = len(drafts)  # a text that repeats itself ends before the drafts do
-        while len(drafts) < min(most, length):
+        while len(drafts) < most:
             drafts.append(drafts[-period])
         return drafts
 
-    def _of_prediction(self, prediction: NgramIndex, seq: Sequence, new: list[int]) -> list[int]:
-        ids = prediction.token_ids
-        if ids[self._cursor : self._cursor + len(new)] == new:
+    def _of_prediction(self, seq: Sequence, prediction: tuple[int, ...], most: int) -> list[int]:
+        new = seq.token_ids[self._followed :]
+        self._followed += len(new)
+        if list(prediction[self._cursor : self._cursor + len(new)]) == new:
             self._cursor += len(new)
         else:
-            self._cursor = prediction.find(
-                seq.token_ids[max(seq.num_prompt_tokens, len(seq.token_ids) - _LONGEST_MATCH) :]
-            )[0]
-        if self._cursor < 0:
-            self._cursor = len(ids)  # nothing is expected until an n-gram is met again
-        return ids[self._cursor :]
+            first = max(seq.num_prompt_tokens, len(seq.token_ids) - _LONGEST_MATCH)
+            place, _ = self._predicted.find(seq.token_ids[first:])
+            # Nothing is expected until an n-gram is met again.
+            self._cursor = place if place >= 0 else len(prediction)
+        return list(prediction[self._cursor : self._cursor + most])
+
+
+def _index_more(index: NgramIndex, token_ids: Items[int]) -> None:
+    """Index the next tokens of a text, not all of a long one at once: steps wait for it."""
+    known = len(index.token_ids)
+    if known < len(token_ids):
+        index.extend(token_ids[known : known + _PIECE])
 
 
 class NgramDrafter:
@@ -131,6 +142,8 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._known: dict[Sequence, _Known] = {}
+        # Those of choices that run; the choices of a request share theirs.
+        self._predictions: WeakValueDictionary[tuple[int, ...], NgramIndex] = WeakValueDictionary()
 
     def ready(self, seq: Sequence) -> bool:
         # The first of these tokens stands for the pending one.
@@ -148,5 +161,6 @@ class NgramDrafter:
     def _next_tokens(self, seq: Sequence, most: int) -> list[int]:
         known = self._known.get(seq)
         if known is None:
-            known = self._known[seq] = _Known(seq)
+            index = self._predictions.setdefault(seq.request.prediction_token_ids, NgramIndex())
+            known = self._known[seq] = _Known(seq, index)
         return known.next_tokens(seq, most)

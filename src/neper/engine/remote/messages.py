@@ -23,7 +23,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Compute a request. With `same_prompt` its prompt is left out: it is that of the Submit before."""
+    """Compute a request. With `same_prompt` its prompt and prediction are left out: those of the one before count."""
 
     request: Request
     same_prompt: bool = False
@@ -72,6 +72,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 ToEngine = Start | Submit | Abort | Shutdown
 FromEngine = Loading | Ready | StartFailed | EngineOutputs | Beat
 
+_SENT_ONCE = ("prompt_token_ids", "prediction_token_ids")
+
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
@@ -81,19 +83,21 @@ class Prompts:
     """The last prompt that went over a connection, kept at either end: the choices of one prompt send it once."""
 
     def __init__(self) -> None:
-        self._last: list[int] | None = None
+        self._last: Request | None = None
 
     def encoded(self, request: Request) -> bytes:
-        """The Submit of a request, at the end that sends. It knows a prompt again by being the same list."""
-        same = request.prompt_token_ids is self._last
-        data = encode(Submit(msgspec.structs.replace(request, prompt_token_ids=[]) if same else request, same))
-        self._last = request.prompt_token_ids  # only now: what cannot be encoded was not sent
+        """The Submit of a request, at the end that sends. It knows a prompt again by being the same object."""
+        last = self._last
+        same = last is not None and all(getattr(request, name) is getattr(last, name) for name in _SENT_ONCE)
+        sent = msgspec.structs.replace(request, prompt_token_ids=[], prediction_token_ids=()) if same else request
+        data = encode(Submit(sent, same))
+        self._last = request  # only now: what cannot be encoded was not sent
         return data
 
     def request(self, submit: Submit) -> Request:
         """The request of a Submit, whole, at the end that receives."""
         if submit.same_prompt:
             assert self._last is not None
-            return msgspec.structs.replace(submit.request, prompt_token_ids=self._last)
-        self._last = submit.request.prompt_token_ids
+            return msgspec.structs.replace(submit.request, **{name: getattr(self._last, name) for name in _SENT_ONCE})
+        self._last = submit.request
         return submit.request
