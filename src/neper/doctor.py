@@ -150,6 +150,10 @@ def _backends() -> list[Finding]:
         findings.append(Finding("triton", metadata.version("triton")))
     except metadata.PackageNotFoundError:
         findings.append(Finding("triton", "not installed", "only GPU kernels need it; a CUDA build of torch brings it"))
+    rows = settings.DRAFT_ROWS[device.type]
+    findings.append(
+        Finding("speculation", "off", f"--speculative turns it on; here it drafts in steps of up to {rows} rows")
+    )
     return findings
 
 

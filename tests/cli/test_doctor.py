@@ -17,7 +17,19 @@ def test_json_says_what_would_be_used() -> None:
     report = json.loads(result.stdout)
     assert report["healthy"] is True
     findings = report["findings"]
-    for name in ("neper", "python", "torch", "cpu", "memory", "device", "dtype", "threads", "scoring", "cache"):
+    for name in (
+        "neper",
+        "python",
+        "torch",
+        "cpu",
+        "memory",
+        "device",
+        "dtype",
+        "threads",
+        "scoring",
+        "cache",
+        "speculation",
+    ):
         assert findings[name]["value"], name
     assert findings["dtype"]["value"] in ("float32", "bfloat16")
     assert findings["dtype"]["why"]

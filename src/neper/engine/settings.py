@@ -24,7 +24,8 @@ MAX_LISTED = 2**22
 DRAFT_TOKENS = 8
 """Most drafts of a request per step where nobody says how many."""
 
-_DRAFT_ROWS = {"cpu": 16, "cuda": 64}
+DRAFT_ROWS = {"cpu": 16, "cuda": 64}
+"""Rows of a step beyond which drafts do not pay, by device. Products of more rows are bound by arithmetic."""
 
 logger = logging.getLogger("neper.engine")
 
@@ -58,7 +59,7 @@ class EngineSettings:
     @property
     def draft_rows(self) -> int:
         """Rows of a step beyond which a draft costs more than it may save: products are bound by arithmetic there."""
-        return _DRAFT_ROWS[self.device.type]
+        return DRAFT_ROWS[self.device.type]
 
     @property
     def max_rows(self) -> int:
