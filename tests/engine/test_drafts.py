@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+
+import pytest
 
 from neper.engine.draft.depth import Depth
+from neper.engine.draft.drafting import Drafting
 from neper.engine.draft.ngram import ORDERS, NgramDrafter, NgramIndex
 from neper.engine.plan.sequence import Sequence
 from neper.types import Request, SamplingParams
@@ -113,6 +117,54 @@ def test_choices_share_the_index_of_their_prediction() -> None:
     for seq in choices:
         drafter.forget(seq)
     assert not drafter._predictions
+
+
+class Stubborn:
+    """A drafter that proposes the same token at every step."""
+
+    writes = False
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+        self.asked: list[int] = []
+
+    def ready(self, seq: Sequence) -> bool:
+        return True
+
+    def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        self.asked += wanted.values()
+        return {seq: [self._token_id] * most for seq, most in wanted.items()}
+
+    def accepted(self, seq: Sequence, num_accepted: int) -> None: ...
+
+    def forget(self, seq: Sequence) -> None: ...
+
+
+@pytest.mark.parametrize("useless", [3, -1, 100])
+def test_drafts_that_can_never_be_accepted_are_paused_as_well(useless: int) -> None:
+    """An end token, and no token: they are cut to nothing before the model sees them."""
+    request = Request(
+        request_id="0", prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=50), eos_token_ids=(3,)
+    )
+    seq, drafter = Sequence(request, 1000), Stubborn(useless)
+    seq.num_computed_tokens = 1
+    drafting = Drafting(drafter, most=8, rows=64, vocab_size=100)
+    for _ in range(40):
+        assert drafting.propose([seq], lambda _, count: count) == {}
+        drafting.follow(seq, 0, 0)
+    assert len(drafter.asked) < 8
+
+
+def test_no_more_is_drafted_than_a_reply_can_take() -> None:
+    seq, drafter = sequence([1, 2]), Stubborn(9)
+    drafting = Drafting(drafter, most=8, rows=64, vocab_size=100)
+    for _ in range(50):
+        seq.num_computed_tokens = len(seq.token_ids) - 1
+        drafts = drafting.propose([seq], lambda _, count: count)
+        assert len(drafts.get(seq, ())) <= max(0, 49 - (len(seq.token_ids) - 2))
+        drafting.follow(seq, len(drafts.get(seq, ())), len(drafts.get(seq, ())))
+        seq.append(9)
+    assert drafter.asked[-3:] == [3, 2, 1]
 
 
 def test_useful_drafts_end_before_the_reply_does() -> None:

@@ -110,6 +110,7 @@ MODELS = {"draft:itself": 0, "draft:other": 1}
 @pytest.fixture(autouse=True)
 def draft_models(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     decoders = {name: ExactDecoder(engines._source.config, seed) for name, seed in MODELS.items()}
+    monkeypatch.setattr(draft_model, "find", lambda name, *_: name)
     monkeypatch.setattr(draft_model, "load", lambda name, *_: decoders[f"draft:{name}"])
 
 

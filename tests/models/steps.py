@@ -10,6 +10,7 @@ from torch import Tensor
 
 from neper.models.decoder import Decoder
 from neper.models.kv_cache import KVCache
+from neper.ops.attention.api import MAX_WINDOW
 from tests.helpers.attention import attention_inputs
 
 BLOCK = 4
@@ -47,8 +48,8 @@ class Stepper:
         )
 
     def step(self, lengths: dict[int, int]) -> None:
-        """Compute the next `lengths[sequence]` tokens of some sequences, those of a single token first."""
-        order = sorted(lengths, key=lambda number: lengths[number] > 1)
+        """Compute the next `lengths[sequence]` tokens of some sequences, those of few tokens first."""
+        order = sorted(lengths, key=lambda number: min(lengths[number], MAX_WINDOW + 1))
         runs = [self.runs[number] for number in order]
         counts = [lengths[number] for number in order]
         spans = [range(run.done, run.done + count) for run, count in zip(runs, counts, strict=True)]

@@ -52,7 +52,7 @@ class Drafting:
         room = self._rows - len(running)
         wanted = {}
         for seq in running:
-            most = min(self._wanted(seq), room)
+            most = min(self._wanted(seq), room, seq.max_drafts)
             if most > 0 and not seq.num_pending and seq.num_uncomputed_tokens == 1:
                 if self._drafter.writes:
                     most = reserve(seq, most)
@@ -67,6 +67,8 @@ class Drafting:
                 useful = useful[: seq.matcher.num_fitting(useful)]
             if useful:
                 drafts[seq] = useful
+            elif token_ids:  # what can never be accepted is a miss as well
+                self._depth(seq).follow(len(token_ids), 0)
         return drafts
 
     def follow(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:

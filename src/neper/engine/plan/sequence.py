@@ -144,11 +144,15 @@ class Sequence:
             if len(written) >= len(word) - 1 > 0 and written[1 - len(word) :] == word[:-1]:
                 yield word[-1]
 
+    @property
+    def max_drafts(self) -> int:
+        """Drafts with which the reply ends at the token after them, when all its tokens are known."""
+        return max(0, self.max_tokens - (len(self.token_ids) - self.num_prompt_tokens) - 1)
+
     def useful_drafts(self, token_ids: Items[int]) -> tuple[int, ...]:
         """The first of these drafts, up to where the reply would end with the token after them."""
-        most = self.max_tokens - (len(self.token_ids) - self.num_prompt_tokens) - 1
         ends = (place for place, token_id in enumerate(token_ids) if token_id in self._stop_ids)
-        return tuple(token_ids[: max(0, min(most, next(ends, most)))])
+        return tuple(token_ids[: min(self.max_drafts, next(ends, self.max_drafts))])
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a token that was read: the first pending one, or one that accepted drafts brought beside it.

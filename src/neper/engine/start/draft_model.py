@@ -17,15 +17,27 @@ from neper.types import Progress
 logger = logging.getLogger("neper.engine")
 
 
-def load(name: str, target: ModelSource, chosen: EngineSettings, progress: Progress | None) -> Decoder:
-    """The decoder of a small model for these settings of the model's engine.
+def find(name: str, target: ModelSource, progress: Progress | None) -> ModelSource:
+    """The files of a small model, before the model's own weights are read.
 
     Raises:
-        StartupError: it cannot be loaded, or its tokens are not the model's.
+        StartupError: they are not there, or its tokens are not the model's.
     """
     try:
         found = source.resolve(name, progress=progress)
         check_vocabulary(found, target)
+    except ModelLoadError as error:
+        raise StartupError(f"the draft model: {error.message}") from None
+    return found
+
+
+def load(found: ModelSource, chosen: EngineSettings, progress: Progress | None) -> Decoder:
+    """The decoder of a small model for these settings of the model's engine.
+
+    Raises:
+        StartupError: it cannot be loaded.
+    """
+    try:
         with memory.needed("the draft model's weights", "free the device, or take a smaller one", chosen.device):
             decoder = registry.load(found, dtype=chosen.dtype, device=chosen.device, progress=progress)
     except ModelLoadError as error:

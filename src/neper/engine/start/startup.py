@@ -57,6 +57,7 @@ def build(
         torch.cuda.set_device(chosen.device)
     for family, backend in backends.chosen(chosen.device).items():
         logger.info("%s: %s (%s)", family, backend.name, backend.why)
+    draft = None if config.draft_model is None else draft_model.find(config.draft_model, source, progress)
     with memory.needed(
         "the model's weights", "free the device of other programs or take a smaller model", chosen.device
     ):
@@ -71,8 +72,8 @@ def build(
             torch.device("cpu"),
         )
     decoders = {decoder: chosen}
-    if config.draft_model is not None:
-        small = draft_model.load(config.draft_model, source, chosen, progress)
+    if draft is not None:
+        small = draft_model.load(draft, chosen, progress)
         decoders[small] = draft_model.settings(chosen, small)
     if chosen.device.type != "cpu":
         started = time.monotonic()

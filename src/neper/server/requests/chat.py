@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neper.errors import InvalidRequestError, UnsupportedError
+from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from neper.server.bodies.chat import ChatBody, Function, Message, NamedTool
 from neper.server.bodies.structured import constraint_of
 from neper.server.choice import Prompt
@@ -69,7 +69,10 @@ async def _prediction(service: Service, body: ChatBody) -> list[int]:
         raise UnsupportedError(
             "prediction: this server drafts no tokens; start it with --speculative ngram", param="prediction"
         )
-    return await service.encode(body.prediction.text, add_special_tokens=False)
+    try:
+        return await service.encode(body.prediction.text, add_special_tokens=False)
+    except ContextLengthError as error:
+        raise ContextLengthError(f"prediction: {error.message}", param="prediction") from None
 
 
 async def chat_prompt(service: Service, body: ChatBody) -> list[int]:
