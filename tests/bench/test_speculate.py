@@ -52,7 +52,7 @@ def rows(report: Report) -> list[dict[str, Any]]:
 
 
 def test_three_of_four_drafts_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(settings._DRAFT_ROWS, "cpu", 64)  # a GPU's, so that all of 8 requests draft
+    monkeypatch.setitem(settings.DRAFT_ROWS, "cpu", 64)  # a GPU's, so that all of 8 requests draft
     report, result = bench(tmp_path, "--shape", "qwen3-0.6b")
     one, eight = rows(report)
     for row in (one, eight):
