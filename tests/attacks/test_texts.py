@@ -54,7 +54,7 @@ def test_case_111_clients_that_leave_at_once(target: Target) -> None:
         # Whoever waits with a long prompt of its own does not wait for them.
         assert target.post(COMPLETIONS, prompt)[0] == 200
 
-    figures = target.attack("case 111, six clients that leave", attack, sent=CLIENTS * len(body))
+    figures = target.attack("case 111, six clients that leave", attack, sent=CLIENTS * len(body), seconds=10)
     figures.check()
     # All of it, the honest client's and what was read of the bodies included.
     assert target.cpu_seconds() - left < 15 * figures.times
