@@ -77,8 +77,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {value}")
-        kind, _, model = (self.speculative or "").partition(":")
-        if self.speculative not in (None, "ngram") and (kind != "draft" or not model):
+        if self.speculative not in (None, "ngram") and not self.draft_model:
             raise ConfigError(f"speculative must be {' or '.join(DRAFTERS)}, got {self.speculative!r}")
         if self.draft_tokens is not None and self.speculative is None:
             raise ConfigError("draft_tokens needs speculative: what proposes them, for example ngram")

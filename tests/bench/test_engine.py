@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from neper.cli import app
 from neper.engine import settings
 from neper.errors import NeperError, StartupError
 from neper.models.shapes import SHAPES
+from tests.bench.small import SMALL
 from tests.bench.test_engine_report import rows_of
 
 K20 = Case(20)
@@ -124,18 +124,7 @@ def test_some_parts_at_some_sizes(tiny: str) -> None:
 
 def test_a_shape_needs_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "choose_threads", lambda _: 1)
-    small = dataclasses.replace(
-        SHAPES["qwen3-0.6b"],
-        vocab_size=384,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        sliding_windows=(None, None),
-    )
-    monkeypatch.setitem(SHAPES, "qwen3-0.6b", small)
+    monkeypatch.setitem(SHAPES, "qwen3-0.6b", SMALL)
     result = bench("--shape", "qwen3-0.6b", "--quick", "--parts", "mixed")
     assert result.exit_code == 0, result.output
     assert "- model: qwen3-0.6b, random weights, float32\n" in result.stdout

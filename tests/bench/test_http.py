@@ -35,21 +35,11 @@ from neper.models import registry, shapes
 from neper.models.shapes import SHAPES
 from neper.models.source import resolve
 from neper.text.tokenizer import Tokenizer
+from tests.bench.small import SMALL
 from tests.bench.test_engine_report import rows_of
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 CPU = torch.device("cpu")
-SMALL = dataclasses.replace(
-    SHAPES["qwen3-0.6b"],
-    vocab_size=384,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    sliding_windows=(None, None),
-)
 
 
 @contextmanager

@@ -19,6 +19,13 @@ _Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32 or bfloat16. Default: bfloat16 where the device is fast at it.")
 ]
 _Out = Annotated[str | None, typer.Option("--out", help="Directory for the files of results; without it, print only.")]
+_Shape = Annotated[
+    str | None,
+    typer.Option("--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."),
+]
+_Rounds = Annotated[
+    int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
+]
 _Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: fewer cases and rounds.")]
 
 
@@ -78,18 +85,11 @@ def kernels(
 @guarded
 def bench_engine(
     model: _Model = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."
-        ),
-    ] = None,
+    shape: _Shape = None,
     device: _Device = None,
     dtype: _Dtype = None,
     out: _Out = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
-    ] = None,
+    rounds: _Rounds = None,
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", help="Requests at a time. Default: 1,8,32,64; 1,8 with --quick.")
     ] = None,
@@ -205,18 +205,11 @@ def bench_http(
 @guarded
 def speculate(
     model: _Model = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape", help="Random weights in a real model's shape: qwen3-4b (default on a GPU), qwen3-0.6b."
-        ),
-    ] = None,
+    shape: _Shape = None,
     device: _Device = None,
     dtype: _Dtype = None,
     out: _Out = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Batches of each case. Default: 5; 2 with --quick.")
-    ] = None,
+    rounds: _Rounds = None,
     quick: _Quick = False,
 ) -> None:
     """Measure the speed of speculative decoding beside the same without drafts.

@@ -121,7 +121,7 @@ class Rig:
         return run_batch(core, [engine_cases.prompt_request(length, top_k, vocab_size=vocab_size, seed=self.seed)])
 
     def config(self, scoring: str, **more: Any) -> EngineConfig:
-        """What the plan needs, and `more` fields of the config."""
+        """The config of an engine for the plan, with `more` fields."""
         plan = self.plan
         rows = max(plan.concurrency)
         prompts = (*plan.prompt_lengths, plan.memory_length if self.subject.on_gpu else 0)

@@ -13,7 +13,7 @@ from neper.engine.plan.sequence import Sequence
 
 @dataclass
 class DraftCounters:
-    """What was drafted since start. See EngineStats."""
+    """Counts of drafts since start. See EngineStats."""
 
     drafts: int = 0
     draft_tokens: int = 0

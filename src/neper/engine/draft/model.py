@@ -83,7 +83,7 @@ class ModelDrafter:
         launched: tuple[StepOutput, dict[Sequence, ScheduledChunk]] | None = None
         for depth in range(max(wanted.values())):
             chunks = {seq: self._next(seq, twins[seq], depth) for seq, most in wanted.items() if most > depth}
-            # Of two results one may be on its way: each is read when the next one was launched.
+            # There is room for two results: each is read after the next one was launched.
             output = self.runner.launch(_plan(chunks.values()))
             if launched is not None:
                 self._read(*launched, drafts)

@@ -88,7 +88,7 @@ class NgramIndex:
 
 
 class _Known:
-    """What is known of a sequence: its text, the prediction that came with it, and the place of the reply in that."""
+    """The index of a sequence's text, that of its prediction, and the place of the reply in the prediction."""
 
     def __init__(self, seq: Sequence, predicted: NgramIndex) -> None:
         self._text = NgramIndex()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from neper.engine import memory
@@ -13,8 +12,6 @@ from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.text.tokenizer import Tokenizer
 from neper.types import Progress
-
-logger = logging.getLogger("neper.engine")
 
 
 def find(name: str, target: ModelSource, progress: Progress | None) -> ModelSource:

@@ -103,7 +103,7 @@ def _window_buckets(chosen: EngineSettings) -> list[tuple[int, int]]:
 
 
 def _drafting(chosen: EngineSettings, small: ModelRunner | None, model: ModelConfig) -> Drafting | None:
-    """What drafts: by lookup, or by a small model's runner."""
+    """The drafting by lookup, or by a small model's runner; None where nothing drafts."""
     if chosen.speculative is None:
         return None
     drafter: Drafter = NgramDrafter()

@@ -232,7 +232,7 @@ class BatchBuilder:
             target += len(scored)
 
     def _kind(self, row: SampledRow) -> RowKind:
-        """What the rows of a chunk ask for, of which this is the first: later ones are edited only where it is."""
+        """The kind of a chunk's rows, by the first of them: later ones are edited only where it is."""
         seq, slot = row.seq, row.chunk.slot
         early = row.num_output_tokens < seq.request.sampling.min_tokens
         found = self._kinds.get(slot)

@@ -12,10 +12,10 @@ from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.types import PackedRows, packed_width
 
 TokenRows = dict[SampledRow, PackedRows]
-"""Of each row that got a next token that token, perhaps with its scores."""
+"""The next token of each row that got one, perhaps with its scores."""
 
 PromptRows = dict[ScheduledChunk, PackedRows]
-"""Of each chunk with scored prompt positions their scores."""
+"""The scores of each chunk's prompt positions."""
 
 
 @dataclass(frozen=True)
