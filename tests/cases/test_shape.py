@@ -111,9 +111,11 @@ def test_case_21_in_completions(tiny: RealServer, value: Any) -> None:
 
 def test_case_22_the_keys_that_the_schema_requires(tiny: RealServer) -> None:
     """Against the SDK's types: test_schemas."""
+    # A stream that says nothing has no chunk of logprobs, and its finish chunk carries none.
+    asked: Json = {"logprobs": True, "top_logprobs": 2, "min_tokens": 1, "max_tokens": 5}
     for stream in (False, True):
         for n in (1, 2):
-            for choice in tiny.full(CHAT, logprobs=True, top_logprobs=2, max_tokens=5, n=n, stream=stream)["choices"]:
+            for choice in tiny.full(CHAT, **asked, n=n, stream=stream)["choices"]:
                 assert choice["logprobs"].keys() >= {"content", "refusal"}
                 assert not choice["logprobs"].keys() & {"tokens", "token_logprobs", "text_offset"}
                 for entry in choice["logprobs"]["content"]:
