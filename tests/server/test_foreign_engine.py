@@ -17,7 +17,7 @@ from neper.engine.interface import Capabilities
 from neper.errors import StartupError
 from neper.seeds import choice_seed
 from neper.server.app import create_app
-from neper.server.replies import schemas as reply_schemas
+from neper.server.schemas.chat import ChatCompletion
 from neper.server.service import Service
 from neper.text.json_form import JsonForm
 from neper.text.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ def test_scores_that_do_not_come(foreign: Client, tokens_per_chunk: int) -> None
     full = foreign.chat(**SCORED)
     assert full["choices"][0]["logprobs"] is None
     assert "token_logprobs" not in full["choices"][0]
-    msgspec.json.decode(json.dumps(full), type=reply_schemas.ChatCompletion)
+    msgspec.json.decode(json.dumps(full), type=ChatCompletion)
     assert whole(full) == free
     assert free["ids"] == [*ids, 2]
     events = foreign.events(CHAT, **SCORED)

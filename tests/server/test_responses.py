@@ -14,7 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from neper.config import ServerConfig
-from neper.server.replies import schemas as reply_schemas
+from neper.server.schemas import responses as schemas
 from neper.types import LOGPROBS_MODES
 from tests.helpers.chat_replies import joined
 from tests.server.conftest import CHAT_TEMPLATE, MODEL, VOCAB_SIZE, Client, byte_level_tokenizer, running, until
@@ -34,7 +34,7 @@ def respond(client: Client, given: Any = "Hello", **body: Any) -> dict[str, Any]
     response = client.post(PATH, input=given, **body)
     assert response.status_code == 200, response.text
     Response.model_validate_json(response.content)
-    msgspec.json.decode(response.content, type=reply_schemas.Response)
+    msgspec.json.decode(response.content, type=schemas.Response)
     return response.json()
 
 
@@ -54,7 +54,7 @@ def told(text: str) -> list[dict[str, Any]]:
         name, data = block.split("\n")
         content = data.removeprefix("data: ")
         EVENT.validate_json(content)
-        msgspec.json.decode(content, type=reply_schemas.ResponseEvent)
+        msgspec.json.decode(content, type=schemas.ResponseEvent)
         found.append(json.loads(content))
         assert name == "event: " + found[-1]["type"]
         assert found[-1]["sequence_number"] == number

@@ -28,11 +28,12 @@ from neper.server.replies.completions import CompletionReply
 from neper.server.replies.encoding import encode
 from neper.server.replies.reply import Body, Reply, new_id
 from neper.server.replies.responses import ResponsesReply
-from neper.server.replies.schemas import Health, Model, ModelList, Version
 from neper.server.replies.sse import deliver
 from neper.server.requests.chat import chat_generation
 from neper.server.requests.generation import completion_generation
 from neper.server.requests.responses import response_generation
+from neper.server.schemas.models import Model, ModelList
+from neper.server.schemas.status import Health, Version
 from neper.server.service import Service
 from neper.server.tokenization import detokenize, tokenize, tokenizer_info
 from neper.server.transport.asgi import header, send_body, send_json, unless_left

@@ -15,7 +15,7 @@ from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import PARTS, ResponsesBody
 from neper.server.bodies.strict import Strict, only_values
 from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
-from neper.server.replies import schemas as replies
+from neper.server.schemas import chat, completions, models, responses, status, tokenization
 from neper.server.transport.asgi import ErrorReply
 from neper.types import JsonObject
 
@@ -69,9 +69,9 @@ OPERATIONS = (
         "/v1/chat/completions",
         "createChatCompletion",
         "The reply to a conversation",
-        replies.ChatCompletion,
+        chat.ChatCompletion,
         ChatBody,
-        replies.ChatChunk,
+        chat.ChatChunk,
         raises=_GENERATES,
         required=("messages",),
     ),
@@ -80,9 +80,9 @@ OPERATIONS = (
         "/v1/completions",
         "createCompletion",
         "The continuation of a text",
-        replies.Completion,
+        completions.Completion,
         CompletionBody,
-        replies.CompletionChunk,
+        completions.CompletionChunk,
         raises=_GENERATES,
         required=("prompt",),
     ),
@@ -91,36 +91,36 @@ OPERATIONS = (
         "/v1/responses",
         "createResponse",
         "The response to a text or a conversation",
-        replies.Response,
+        responses.Response,
         ResponsesBody,
-        event=replies.ResponseEvent,
+        event=responses.ResponseEvent,
         raises=_GENERATES,
         parts=PARTS,
         required=("input",),
     ),
-    Operation("get", "/v1/models", "listModels", "The model that is served, as a list", replies.ModelList),
+    Operation("get", "/v1/models", "listModels", "The model that is served, as a list", models.ModelList),
     Operation(
         "get",
         "/v1/models/{name}",
         "retrieveModel",
         "The model of that name",
-        replies.Model,
+        models.Model,
         raises=(errors.ModelNotFoundError,),
     ),
-    Operation("post", "/tokenize", "tokenize", "Ids of a text", replies.Tokens, TokenizeBody, raises=_BODY),
-    Operation("post", "/detokenize", "detokenize", "Text of ids", replies.Text, DetokenizeBody, raises=_BODY),
-    Operation("get", "/tokenizer_info", "tokenizerInfo", "Facts about the tokenizer", replies.TokenizerInfo),
+    Operation("post", "/tokenize", "tokenize", "Ids of a text", tokenization.Tokens, TokenizeBody, raises=_BODY),
+    Operation("post", "/detokenize", "detokenize", "Text of ids", tokenization.Text, DetokenizeBody, raises=_BODY),
+    Operation("get", "/tokenizer_info", "tokenizerInfo", "Facts about the tokenizer", tokenization.TokenizerInfo),
     Operation(
         "get",
         "/health",
         "health",
         "200 while requests are taken",
-        replies.Health,
+        status.Health,
         raises=(errors.OverloadedError,),
         open=True,
     ),
-    Operation("get", "/ping", "ping", "Alias of /health", replies.Health, raises=(errors.OverloadedError,), open=True),
-    Operation("get", "/version", "version", "neper's version", replies.Version),
+    Operation("get", "/ping", "ping", "Alias of /health", status.Health, raises=(errors.OverloadedError,), open=True),
+    Operation("get", "/version", "version", "neper's version", status.Version),
     Operation("get", "/metrics", "metrics", "Metrics for Prometheus", None, open=True),
     Operation(
         "get", "/openapi.json", "openapi", "This document", None, raises=(errors.InvalidRequestError,), open=True
@@ -185,8 +185,8 @@ class ApiDocument:
             "summary": operation.summary,
             "responses": {"200": _success(operation, version)},
         }
-        for status in sorted({error.status for error in raises}):
-            made["responses"][str(status)] = _failure(status)
+        for code in sorted({error.status for error in raises}):
+            made["responses"][str(code)] = _failure(code)
         if operation.body is not None:
             made["requestBody"] = {"required": True, "content": _json(operation.body)}
         if operation.path == "/openapi.json":

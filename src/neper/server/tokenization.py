@@ -7,8 +7,8 @@ from starlette.types import Receive, Scope, Send
 from neper.errors import InvalidRequestError
 from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
 from neper.server.replies.encoding import encode
-from neper.server.replies.schemas import SpecialToken, Text, TokenizerInfo, Tokens
 from neper.server.requests.chat import chat_prompt
+from neper.server.schemas.tokenization import SpecialToken, Text, TokenizerInfo, Tokens
 from neper.server.service import Service
 from neper.server.transport.asgi import send_json, unless_left
 

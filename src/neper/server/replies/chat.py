@@ -14,7 +14,7 @@ from neper.server.generation import Generation
 from neper.server.replies.choices import ChoicesReply
 from neper.server.replies.encoding import HOLE, encode, ready, template
 from neper.server.replies.message_entries import MessageEntries
-from neper.server.replies.schemas import (
+from neper.server.schemas.chat import (
     CallDelta,
     CalledFunction,
     CalledFunctionDelta,

@@ -13,9 +13,11 @@ from neper.errors import EngineError, NeperError
 from neper.server.choice import Choice, Delta, Prompt, join_rows
 from neper.server.entries.score_texts import ScoreText, read_scores
 from neper.server.generation import Generation
-from neper.server.replies import schemas
 from neper.server.replies.encoding import HOLE, around, encode, ready
 from neper.server.replies.reply import Body, Reply
+from neper.server.schemas.chat import ChatChunk, ChatCompletion
+from neper.server.schemas.common import CachedTokens, DraftedTokens, Usage
+from neper.server.schemas.completions import Completion, CompletionChunk
 from neper.server.service import Service
 from neper.server.transport.asgi import error_json
 from neper.text.detokenizer import Detokenizer, TextToken
@@ -29,8 +31,8 @@ INLINE_PROMPT_ENTRIES = 1000
 class ChoicesReply(Reply[Body]):
     """A reply of choices. `whole` and `chunk` are what it is and what an event of its stream has."""
 
-    whole: type[schemas.ChatCompletion | schemas.Completion]
-    chunk: type[schemas.ChatChunk | schemas.CompletionChunk]
+    whole: type[ChatCompletion | Completion]
+    chunk: type[ChatChunk | CompletionChunk]
     kind = ""
     chunk_kind = ""
     done = b"data: [DONE]\n\n"
@@ -100,21 +102,21 @@ class ChoicesReply(Reply[Body]):
         return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
 
     def _chunk(self, choices: list[Any], **extra: Any) -> Struct:
-        usage: schemas.Usage | UnsetType | None = UNSET
+        usage: Usage | UnsetType | None = UNSET
         if self.request.include_usage:
             usage = self._usage() if self._continuous_usage else None
         return self.chunk(**{**self._envelope(self.chunk_kind), "choices": choices, "usage": usage, **extra})
 
-    def _usage(self) -> schemas.Usage:
+    def _usage(self) -> Usage:
         usage = self.generation.usage()
-        drafted: schemas.DraftedTokens | UnsetType = UNSET
+        drafted: DraftedTokens | UnsetType = UNSET
         if self.service.engine.capabilities.speculative or usage.accepted_tokens or usage.rejected_tokens:
-            drafted = schemas.DraftedTokens(usage.accepted_tokens, usage.rejected_tokens)
-        return schemas.Usage(
+            drafted = DraftedTokens(usage.accepted_tokens, usage.rejected_tokens)
+        return Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            prompt_tokens_details=schemas.CachedTokens(cached_tokens=usage.cached_tokens),
+            prompt_tokens_details=CachedTokens(cached_tokens=usage.cached_tokens),
             completion_tokens_details=drafted,
         )
 

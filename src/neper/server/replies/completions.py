@@ -13,7 +13,7 @@ from neper.server.entries.entries import LegacyArrays
 from neper.server.generation import Generation
 from neper.server.replies.choices import ChoicesReply, prompt_scores, read_prompt
 from neper.server.replies.encoding import HOLE, encode, ready, template
-from neper.server.replies.schemas import (
+from neper.server.schemas.completions import (
     Completion,
     CompletionChoice,
     CompletionChunk,

@@ -25,11 +25,11 @@ from neper.server.bodies.response_tools import FunctionTool
 from neper.server.bodies.responses import ReasoningConfig, ResponsesBody, TextConfig
 from neper.server.choice import Delta
 from neper.server.generation import Generation
-from neper.server.replies import schemas
 from neper.server.replies.chat import begun_call
 from neper.server.replies.encoding import HOLE, encode, ready, template
 from neper.server.replies.message_entries import MessageEntries
 from neper.server.replies.reply import Reply
+from neper.server.schemas import responses as schemas
 from neper.server.service import Service
 from neper.types import JsonObject
 
