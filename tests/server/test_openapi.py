@@ -139,6 +139,27 @@ def test_replies_and_streams(client: Client, checked: httpx.Client, path: str, o
             assert checked.post(path, json={**fixed, **options, "echo": True, **more}).status_code == 200
 
 
+CLOCK: dict[str, Any] = {"type": "function", "name": "clock"}
+FORMAT = {"type": "json_schema", "name": "answer", "schema": {"type": "string"}, "strict": True}
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "text": {"format": FORMAT, "verbosity": "low"}},
+    {"max_output_tokens": 1, "text": {"format": {"type": "json_object"}}},
+    {"tools": [CLOCK], "tool_choice": "required"},
+    {"tools": [{**CLOCK, "description": "The time", "parameters": {}, "strict": False}], "tool_choice": CLOCK},
+    {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [CLOCK]}},
+]
+
+
+@pytest.mark.parametrize("options", ASKED, ids=str)
+def test_responses(qwen: Client, schema: ApiSchema, options: dict[str, Any]) -> None:
+    qwen.say('<think>so</think>Hi<tool_call>\n{"name": "clock", "arguments": {"a": 1}}\n</tool_call>')
+    for stream in (False, True):
+        response = qwen.post("/v1/responses", input="Hello", stream=stream, **options)
+        assert response.status_code == 200
+        schema.check(response)
+
+
 def test_failures(client: Client, checked: httpx.Client) -> None:
     client.say("the quick brown fox")
     client.engine.fail_after = 2

@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal
 
-import msgspec
 from msgspec import UNSET
 
 from neper.errors import NeperError
 from neper.server.bodies.response_items import InputCall, InputItem, InputMessage, InputPart, InputReasoning
 from neper.server.bodies.response_tools import FunctionTool
-from neper.server.bodies.responses import ReasoningConfig, ResponsesBody, TextConfig
+from neper.server.bodies.responses import ReasoningConfig, ResponsesBody, TextConfig, TextFormat
 from neper.server.choice import Delta
 from neper.server.generation import Generation
 from neper.server.replies.chat import begun_call
@@ -31,9 +30,6 @@ from neper.server.replies.message_entries import MessageEntries
 from neper.server.replies.reply import Reply
 from neper.server.schemas import responses as schemas
 from neper.server.service import Service
-from neper.types import JsonObject
-
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class _Item(ABC):
@@ -43,7 +39,7 @@ class _Item(ABC):
 
     def __init__(self) -> None:
         self.id = f"{self.prefix}_{secrets.token_hex(12)}"
-        self.status: Status = "in_progress"
+        self.status: schemas.ItemStatus = "in_progress"
         self._texts: list[str] = []
 
     @property
@@ -51,7 +47,7 @@ class _Item(ABC):
         return "".join(self._texts)
 
     @abstractmethod
-    def json(self, *, begun: bool = False) -> Any:
+    def shown(self, *, begun: bool = False) -> schemas.Item:
         """The item so far; `begun`: the item before its first text."""
 
     @abstractmethod
@@ -89,9 +85,8 @@ class _Reasoning(_TextItem):
     def part(self) -> schemas.ReasoningPart:
         return schemas.ReasoningPart(self.text)
 
-    def json(self, *, begun: bool = False) -> Any:
-        content = [] if begun else [self.part()]
-        return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
+    def shown(self, *, begun: bool = False) -> schemas.Item:
+        return schemas.ReasoningItem(self.id, self.status, [], [] if begun else [self.part()])
 
     def input(self) -> InputItem:
         return InputReasoning(type="reasoning", content=[InputPart(type=self.text_kind, text=self.text)])
@@ -104,9 +99,8 @@ class _Message(_TextItem):
     def part(self) -> schemas.OutputText:
         return schemas.OutputText(self.text, [], self.logprobs)
 
-    def json(self, *, begun: bool = False) -> Any:
-        content = [] if begun else [self.part()]
-        return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+    def shown(self, *, begun: bool = False) -> schemas.Item:
+        return schemas.MessageItem(self.id, self.status, "assistant", [] if begun else [self.part()])
 
     def input(self) -> InputItem:
         return InputMessage(role="assistant", content=self.text)
@@ -125,15 +119,8 @@ class _Call(_Item):
     def add(self, arguments: str) -> None:
         self._texts.append(arguments)
 
-    def json(self, *, begun: bool = False) -> Any:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": self.status,
-            "call_id": self._call_id,
-            "name": self._name,
-            "arguments": "" if begun else self.text,
-        }
+    def shown(self, *, begun: bool = False) -> schemas.Item:
+        return schemas.CallItem(self.id, self.status, self._call_id, self._name, "" if begun else self.text)
 
     def input(self) -> InputItem:
         return InputCall(type="function_call", call_id=self._call_id, name=self._name, arguments=self.text)
@@ -145,18 +132,15 @@ class ResponsesReply(Reply[ResponsesBody]):
     def __init__(self, service: Service, body: ResponsesBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
         self._entries = MessageEntries(service.entries, ids_as_text=self.ids_as_text)
-        self._id = reply_id.replace("-", "_")  # the form of this endpoint's ids
-        self._status: Status = "in_progress"
+        self._response = self._begun_response(reply_id.replace("-", "_"))  # the form of this endpoint's ids
         self._items: list[_Item] = []
-        self._error = ""
         self._num_reasoning_tokens = 0
         self._events: list[bytes] = []
         self._num_events = 0
-        self._given = self._given_fields()
 
     def begin(self) -> bytes:
-        self._tell("response.created", response=self._response())
-        self._tell("response.in_progress", response=self._response())
+        self._tell("response.created", response=self._response)
+        self._tell("response.in_progress", response=self._response)
         return self._told()
 
     def event(self, delta: Delta) -> bytes:
@@ -183,22 +167,23 @@ class ResponsesReply(Reply[ResponsesBody]):
             self._finish("incomplete" if delta.finish_reason == "length" else "completed")
 
     def end(self) -> bytes:
-        self._tell(f"response.{self._status}", response=self._response())
+        self._tell(f"response.{self._response.status}", response=self._ended_response())
         return self._told()
 
     def broken(self, error: NeperError, unfinished: list[int]) -> bytes:
         if unfinished:
-            self._status, self._error = "failed", error.message
+            self._response.status = "failed"
+            self._response.error = schemas.ResponseError("server_error", error.message)
             for item in self._items[-1:]:
                 item.status = "incomplete"
-            self._tell("response.failed", response=self._response())
+            self._tell("response.failed", response=self._ended_response())
         # `error` has them too, since clients look there in all streams.
         fields = {"type": error.type, "message": error.message, "param": error.param, "code": error.code}
         self._tell("error", code=error.code, message=error.message, param=error.param, error=fields)
         return self._told()
 
     def parts(self) -> Iterator[bytes]:
-        yield encode(self._response())
+        yield encode(self._ended_response())
 
     def _add_text(self, kind: type[_TextItem], text: str, entries: bytes) -> None:
         if not text and not entries:
@@ -219,8 +204,12 @@ class ResponsesReply(Reply[ResponsesBody]):
         call.add(text)
         self._tell_of_item("function_call_arguments.delta", delta=text)
 
-    def _finish(self, status: Status) -> None:
-        self._status = status
+    def _finish(self, status: Literal["completed", "incomplete"]) -> None:
+        self._response.status = status
+        if status == "completed":
+            self._response.completed_at = int(time.time())
+        else:
+            self._response.incomplete_details = schemas.IncompleteDetails("max_output_tokens")
         # Only replies that were cut in their reasoning, or have calls, have no message.
         if not self._items or (status == "completed" and isinstance(self._items[-1], _Reasoning)):
             self._open(_Message())
@@ -237,11 +226,11 @@ class ResponsesReply(Reply[ResponsesBody]):
         if self._items:
             self._close("completed")
         self._items.append(item)
-        self._tell("response.output_item.added", output_index=len(self._items) - 1, item=item.json(begun=True))
+        self._tell("response.output_item.added", output_index=len(self._items) - 1, item=item.shown(begun=True))
         if isinstance(item, _TextItem):
             self._tell_of_content("content_part.added", part=item.part())
 
-    def _close(self, status: Status) -> None:
+    def _close(self, status: schemas.ItemStatus) -> None:
         item = self._items[-1]
         item.status = status
         if isinstance(item, _TextItem):
@@ -250,7 +239,7 @@ class ResponsesReply(Reply[ResponsesBody]):
             self._tell_of_content("content_part.done", part=item.part())
         else:
             self._tell_of_item("function_call_arguments.done", arguments=item.text)
-        self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.json())
+        self._tell("response.output_item.done", output_index=len(self._items) - 1, item=item.shown())
 
     def _tell_of_content(self, what: str, **fields: Any) -> None:
         self._tell_of_item(what, content_index=0, **fields)
@@ -270,50 +259,48 @@ class ResponsesReply(Reply[ResponsesBody]):
         events, self._events = b"".join(self._events), []
         return events
 
-    def _response(self) -> schemas.Response:
-        """The response so far."""
-        failed, cut = self._status == "failed", self._status == "incomplete"
-        return schemas.Response(
-            id=self._id,
-            object="response",
-            created_at=self._created,
-            completed_at=int(time.time()) if self._status == "completed" else None,
-            status=self._status,
-            error=schemas.ResponseError("server_error", self._error) if failed else None,
-            incomplete_details=schemas.IncompleteDetails("max_output_tokens") if cut else None,
-            output=[item.json() for item in self._items],
-            usage=self._usage() if self._status in ("completed", "incomplete") else None,
-            **self._given,
-        )
-
-    def _given_fields(self) -> JsonObject:
-        """The fields that the request gave, with defaults for the others."""
+    def _begun_response(self, response_id: str) -> schemas.Response:
+        """The response without output: the fields that the request gave, with defaults for the others."""
         body, sampling = self.request, self.generation.choices[0].request.sampling
         text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
-        form = _given(text.format) or {"type": "text"}
-        return {
-            "background": False,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": body.max_tool_calls,
-            "metadata": body.metadata or {},
-            "model": self.service.model_name,
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": schemas.ResponseReasoning(reasoning.effort, reasoning.summary or reasoning.generate_summary),
-            "safety_identifier": body.safety_identifier,
-            "service_tier": "default",
-            "store": False,
-            "temperature": sampling.temperature,
-            "text": schemas.ResponseText(form, UNSET if text.verbosity is None else text.verbosity),
-            "tool_choice": body.choice,
-            "tools": [_shown_tool(function) for function in body.functions],
-            "top_logprobs": body.top_logprobs or 0,
-            "top_p": sampling.top_p,
-            "truncation": body.truncation or "disabled",
-            "user": body.user,
-        }
+        return schemas.Response(
+            id=response_id,
+            object="response",
+            created_at=self._created,
+            completed_at=None,
+            status="in_progress",
+            error=None,
+            incomplete_details=None,
+            background=False,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
+            model=self.service.model_name,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=None,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning=schemas.ResponseReasoning(reasoning.effort, reasoning.summary or reasoning.generate_summary),
+            safety_identifier=body.safety_identifier,
+            service_tier="default",
+            store=False,
+            temperature=sampling.temperature,
+            text=schemas.ResponseText(_shown_format(text.format or TextFormat(type="text")), _given(text.verbosity)),
+            tool_choice=body.choice,
+            tools=[_shown_tool(function) for function in body.functions],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=sampling.top_p,
+            truncation=body.truncation or "disabled",
+            user=body.user,
+            output=[],
+            usage=None,
+        )
+
+    def _ended_response(self) -> schemas.Response:
+        self._response.output = [item.shown() for item in self._items]
+        if self._response.status != "failed":
+            self._response.usage = self._usage()
+        return self._response
 
     def _usage(self) -> schemas.ResponseUsage:
         usage = self.generation.usage()
@@ -336,12 +323,21 @@ def _text_event(text_kind: str, item_id: str, output_index: int) -> bytes:
     return template(event)
 
 
-def _given(object: msgspec.Struct | None) -> JsonObject:
-    return {name: value for name, value in msgspec.to_builtins(object or {}).items() if value is not None}
+def _given(value: Any) -> Any:
+    """A value of a field that is left out where it is null."""
+    return UNSET if value is None else value
 
 
-def _shown_tool(function: FunctionTool) -> JsonObject:
+def _shown_format(asked: TextFormat) -> schemas.ResponseTextFormat:
+    others = (asked.name, asked.schema, asked.strict, asked.description)
+    return schemas.ResponseTextFormat(asked.type, *map(_given, others))
+
+
+def _shown_tool(function: FunctionTool) -> schemas.ResponseTool:
     """The function with `strict` as it counts here: false unless it says true."""
-    shown = _given(function)
-    shown.pop("cache_control", None)
-    return {"parameters": None, **shown, "strict": bool(function.strict)}
+    return schemas.ResponseTool(
+        name=function.name,
+        description=_given(function.description),
+        parameters=function.parameters,
+        strict=bool(function.strict),
+    )

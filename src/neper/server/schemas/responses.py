@@ -1,14 +1,13 @@
-"""Schemas of responses, and of the events of a stream.
-
-Items and tools are only described here: they are written with their id before their type.
-"""
+"""Schemas of responses, and of the events of a stream."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
+from neper.server.bodies.response_tools import CHOICES, Word
+from neper.server.bodies.typed import one_of
 from neper.server.schemas.common import ChatEntry, Count, Schema
 from neper.server.transport.asgi import Error
 
@@ -50,6 +49,9 @@ class CallItem(Schema, tag_field="type", tag="function_call"):
     arguments: str
 
 
+Item = ReasoningItem | MessageItem | CallItem
+
+
 class ResponseTool(Schema, tag_field="type", tag="function", kw_only=True):
     """A function as it was given; `strict` as it counts here."""
 
@@ -57,15 +59,6 @@ class ResponseTool(Schema, tag_field="type", tag="function", kw_only=True):
     description: str | UnsetType = UNSET
     parameters: dict[str, Any] | None
     strict: bool
-
-
-class ResponseFunctionChoice(Schema, tag_field="type", tag="function"):
-    name: str
-
-
-class ResponseAllowedTools(Schema, tag_field="type", tag="allowed_tools"):
-    mode: Literal["auto", "required"]
-    tools: list[ResponseFunctionChoice]
 
 
 class ResponseError(Schema):
@@ -82,10 +75,18 @@ class ResponseReasoning(Schema):
     summary: Literal["auto", "concise", "detailed"] | None
 
 
-class ResponseText(Schema):
+class ResponseTextFormat(Schema):
     """The form of the text, as it was asked for."""
 
-    format: dict[str, Any]
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    strict: bool | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+
+
+class ResponseText(Schema):
+    format: ResponseTextFormat
     verbosity: Literal["low", "medium", "high"] | UnsetType = UNSET
 
 
@@ -129,13 +130,13 @@ class Response(Schema):
     store: Literal[False]
     temperature: float
     text: ResponseText
-    tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice | ResponseAllowedTools
+    tool_choice: Annotated[Any, Meta(extra_json_schema=one_of(*CHOICES.values(), words=get_args(Word)))]
     tools: list[ResponseTool]
     top_logprobs: Count
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
-    output: list[ReasoningItem | MessageItem | CallItem]
+    output: list[Item]
     usage: ResponseUsage | None
 
 
@@ -165,7 +166,7 @@ class ResponseEvent(Schema):
     item_id: str | UnsetType = UNSET
     output_index: Count | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
-    item: ReasoningItem | MessageItem | CallItem | UnsetType = UNSET
+    item: Item | UnsetType = UNSET
     part: ReasoningPart | OutputText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
