@@ -105,5 +105,12 @@ def test_a_prediction_comes_at_once(clients: list[openai.OpenAI]) -> None:
     assert details is not None
     assert details.accepted_prediction_tokens is not None
     assert details.accepted_prediction_tokens > 0.6 * reply.usage.completion_tokens
+    response = drafting.responses.create(model=MODEL, input="Name three colours.", temperature=0, max_output_tokens=30)
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.to_dict().keys() == {
+        "reasoning_tokens",
+        "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+    }
     wrong = drafting.chat.completions.create(**fixed, prediction={"type": "content", "content": "Nothing of it."})
     assert wrong.choices[0].message.content == text

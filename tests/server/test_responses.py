@@ -183,6 +183,28 @@ def test_a_response(client: Client) -> None:
     assert client.engine.submitted[-1].logprobs.top_k is None
 
 
+def test_drafts_are_counted_as_in_chat(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = client.engine.chunks
+    client.engine.tokens_per_chunk = 3
+    num_chunks, rest = divmod(len(client.say(TEXT)) + 1, 3)
+    assert rest == 0
+    assert respond(client)["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert "completion_tokens_details" not in client.chat()["usage"]
+    set_capabilities(client, speculative=True)
+    none = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert respond(client)["usage"]["output_tokens_details"] == {"reasoning_tokens": 0, **none}
+    monkeypatch.setattr(
+        client.engine,
+        "chunks",
+        lambda request: [msgspec.structs.replace(chunk, num_drafts=5, num_accepted=2) for chunk in chunks(request)],
+    )
+    counts = {"accepted_prediction_tokens": 2 * num_chunks, "rejected_prediction_tokens": 3 * num_chunks}
+    full = respond(client)
+    assert full["usage"]["output_tokens_details"] == {"reasoning_tokens": 0, **counts}
+    assert client.chat()["usage"]["completion_tokens_details"] == counts
+    assert nameless(fold(events(client))) == nameless(full)
+
+
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 100])
 @pytest.mark.parametrize("options", [{}, INCLUDE, {"include": [LOGPROBS]}, {**INCLUDE, "stop": "ans"}], ids=str)
 def test_a_full_response_is_its_stream_folded(client: Client, options: dict[str, Any], tokens_per_chunk: int) -> None:

@@ -108,16 +108,13 @@ class ChoicesReply(Reply[Body]):
         return self.chunk(**{**self._envelope(self.chunk_kind), "choices": choices, "usage": usage, **extra})
 
     def _usage(self) -> Usage:
-        usage = self.generation.usage()
-        drafted: DraftedTokens | UnsetType = UNSET
-        if self.service.engine.capabilities.speculative or usage.accepted_tokens or usage.rejected_tokens:
-            drafted = DraftedTokens(usage.accepted_tokens, usage.rejected_tokens)
+        usage, drafted = self.generation.usage(), self.drafted()
         return Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details=CachedTokens(cached_tokens=usage.cached_tokens),
-            completion_tokens_details=drafted,
+            completion_tokens_details=DraftedTokens(**drafted) if drafted else UNSET,
         )
 
     def _envelope(self, kind: str) -> JsonObject:

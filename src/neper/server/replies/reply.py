@@ -62,6 +62,16 @@ class Reply(ABC, Generic[Body]):
     def parts(self) -> Iterator[bytes]:
         """The full reply, in parts that are made on demand and not kept."""
 
+    def drafted(self) -> dict[str, int]:
+        """Counts of drafted tokens, by their names in a usage. None where the engine drafts none."""
+        usage = self.generation.usage()
+        if not (self.service.engine.capabilities.speculative or usage.accepted_tokens or usage.rejected_tokens):
+            return {}
+        return {
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.rejected_tokens,
+        }
+
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"

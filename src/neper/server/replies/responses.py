@@ -308,7 +308,7 @@ class ResponsesReply(Reply[ResponsesBody]):
             input_tokens=usage.prompt_tokens,
             input_tokens_details=schemas.ResponseInputDetails(usage.cached_tokens, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=schemas.ResponseOutputDetails(self._num_reasoning_tokens),
+            output_tokens_details=schemas.ResponseOutputDetails(self._num_reasoning_tokens, **self.drafted()),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )
 

@@ -96,7 +96,11 @@ class ResponseInputDetails(Schema):
 
 
 class ResponseOutputDetails(Schema):
+    """The counts of drafted tokens are chat's. OpenAI's usage has none."""
+
     reasoning_tokens: Count
+    accepted_prediction_tokens: Count | UnsetType = UNSET
+    rejected_prediction_tokens: Count | UnsetType = UNSET
 
 
 class ResponseUsage(Schema):
