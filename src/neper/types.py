@@ -178,7 +178,8 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
         mode: the view of generated tokens' scores. Prompt scores are raw: the model's own distribution.
         token_ids: ids to list for each generated token in place of its top k, at full-vocabulary values.
         prompt_top_k: alternatives per prompt token; 0 = the prompt token alone, -1 = all ids, None = no scores.
-        prompt_start: first prompt position to score, >= 1 (position 0 has no context to be scored in).
+        prompt_start: first prompt position to score, >= 1 (position 0 has no context to be scored in). Those before it
+            are not scored, and their K/V may come from the cache.
     """
 
     top_k: int | None = None

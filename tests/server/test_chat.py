@@ -216,6 +216,8 @@ def test_prompt_logprobs_and_ids(client: Client) -> None:
         assert next(iter(entry)) == str(token_id)
         row = scores(position, token_id, VOCAB_SIZE)
         assert set(map(int, entry)) == {token_id, *top(row, 2)}
+    part = client.chat(prompt_logprobs=2, prompt_logprobs_start=4)["prompt_logprobs"]
+    assert part == [None] * 4 + reply["prompt_logprobs"][4:]
 
 
 def test_the_template(client: Client) -> None:

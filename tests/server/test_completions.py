@@ -236,6 +236,27 @@ def test_prompt_logprobs(client: Client) -> None:
     assert [len(entry) for entry in alone["prompt_logprobs"][1:]] == [1] * (len(ids) - 1)
 
 
+def test_prompt_logprobs_from_a_position_on(client: Client) -> None:
+    ids = client.tokenizer.encode("the 日 fox jumps")
+    client.say(" ok")
+    asked: dict[str, Any] = {"prompt": ids, "prompt_logprobs": 2, "echo": True, "logprobs": 1, "max_tokens": 1}
+    whole = client.complete(**asked)["choices"][0]
+    for start in (0, 1, 2, 3, len(ids)):
+        client.engine.submitted.clear()
+        part = client.complete(**asked, prompt_logprobs_start=start)["choices"][0]
+        assert client.engine.submitted[0].logprobs.prompt_start == max(1, start)
+        assert part["prompt_logprobs"] == [None] * start + whole["prompt_logprobs"][start:]
+        for name in ("token_logprobs", "top_logprobs"):
+            assert part["logprobs"][name] == [None] * start + whole["logprobs"][name][start:]
+        assert part["logprobs"]["tokens"] == whole["logprobs"]["tokens"]
+    events = client.events(PATH, prompt=ids, echo=True, logprobs=1, max_tokens=1, prompt_logprobs_start=3)
+    assert fold(events)["token_logprobs"][:4] == [None] * 3 + whole["logprobs"]["token_logprobs"][3:4]
+    beyond = check(client.post(PATH, **asked, prompt_logprobs_start=len(ids) + 1), 400, "prompt_logprobs_start")
+    assert {str(len(ids)), str(len(ids) + 1)} <= set(re.findall(r"\d+", beyond))
+    for wrong in ({"prompt": ids, "prompt_logprobs_start": 2}, {**asked, "prompt_logprobs_start": -1}):
+        check(client.post(PATH, **wrong), 400, "prompt_logprobs_start")
+
+
 @pytest.mark.parametrize("options", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 1, "logprobs": 1}])
 def test_the_choices_of_a_prompt_share_its_scores(client: Client, options: dict[str, Any]) -> None:
     client.say(" ok")

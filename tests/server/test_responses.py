@@ -494,6 +494,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             ("max_tool_calls", 0),
             ("n", 1),
             ("prompt_logprobs", 1),
+            ("prompt_logprobs_start", 1),
             ("return_token_ids", True),
             ("response_format", {"type": "text"}),
             ("messages", [USER]),

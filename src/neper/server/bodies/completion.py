@@ -86,6 +86,7 @@ class GenerationBody(RequestBody):
     logprob_token_ids: SomeIds | None = None
     logprobs_mode: LogprobsMode | None = None
     prompt_logprobs: Alternatives | None = None
+    prompt_logprobs_start: NotNegative | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
@@ -123,6 +124,21 @@ class GenerationBody(RequestBody):
                 raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+        if self.prompt_start > 1 and not self.scores_prompt:
+            raise InvalidRequestError(
+                "prompt_logprobs_start needs scores of the prompt: prompt_logprobs, or echo with logprobs",
+                param="prompt_logprobs_start",
+            )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True where scores of the prompt are asked for."""
+        return self.prompt_logprobs is not None
+
+    @property
+    def prompt_start(self) -> int:
+        """The first prompt position to score. The one before it, 0, has no context to be scored in."""
+        return max(1, self.prompt_logprobs_start or 0)
 
     @property
     def constrained_by(self) -> str:
@@ -155,3 +171,7 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError("prompt is missing", param="prompt")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise UnsupportedError("best_of is not supported unless it equals n", param="best_of")
+
+    @property
+    def scores_prompt(self) -> bool:
+        return super().scores_prompt or bool(self.echo and self.logprobs is not None)

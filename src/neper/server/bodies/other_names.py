@@ -37,7 +37,7 @@ OTHER_NAMES = {
     "num_logprobs": "logprobs",
     "return_logprob": "logprobs",
     "top_logprobs_num": "logprobs",
-    "logprob_start_len": "prompt_logprobs",
+    "logprob_start_len": "prompt_logprobs_start",
     "return_text_in_logprobs": "logprobs, whose entries have texts",
     "return_tokens": "return_token_ids",
     "decoder_input_details": "prompt_logprobs",

@@ -145,10 +145,10 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[TextToken], 
 
 
 def prompt_scores(choice: Choice, k: int) -> list[ScoreText]:
-    """Scores of all prompt positions but the first. Raises EngineError when the engine left some out."""
-    rows, expected = join_rows(choice.prompt_rows), len(choice.prompt.token_ids) - 1
+    """Scores of the prompt from the first position asked for. Raises EngineError when the engine left some out."""
+    rows, expected = join_rows(choice.prompt_rows), len(choice.prompt.token_ids) - choice.request.logprobs.prompt_start
     if (len(rows) if rows is not None else 0) != expected:
-        raise EngineError("the engine did not score the whole prompt")
+        raise EngineError("the engine did not score all of the prompt that it was asked to")
     return [] if rows is None else read_scores(rows, k)
 
 

@@ -98,7 +98,13 @@ def logprob_params(service: Service, body: GenerationBody, top_k: int | None, *,
         token_ids = _named_ids(capabilities, body.logprob_token_ids)
         if top_k is None:
             raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
-    return LogprobParams(top_k=top_k, mode=mode, token_ids=token_ids, prompt_top_k=body.prompt_logprobs)
+    return LogprobParams(
+        top_k=top_k,
+        mode=mode,
+        token_ids=token_ids,
+        prompt_top_k=body.prompt_logprobs,
+        prompt_start=body.prompt_start,
+    )
 
 
 async def new_generation(
@@ -129,6 +135,12 @@ async def new_generation(
     _check_count(service, len(prompts) * n)
     sampling = await sampling_params(service, body)
     limits = [_max_tokens(capabilities, prompt, max_tokens, default) for prompt in prompts]
+    shortest = min(len(prompt.token_ids) for prompt in prompts)
+    if logprobs.prompt_start > shortest:
+        raise InvalidRequestError(
+            f"prompt_logprobs_start {logprobs.prompt_start} is beyond the {shortest} tokens of the prompt",
+            param="prompt_logprobs_start",
+        )
     if sampling.min_tokens > min(limits):
         raise InvalidRequestError(
             f"min_tokens {sampling.min_tokens} exceeds the {min(limits)} tokens that the reply may have",
@@ -190,7 +202,8 @@ def _num_listed(request: Request, vocab_size: int) -> int:
     most = 0
     if (places := request.num_listed(vocab_size) or 0) > LONG_LIST:
         most += places * (request.sampling.max_tokens or 0)
-    most += (request.num_prompt_listed(vocab_size) or 0) * len(request.prompt_token_ids)
+    positions = len(request.prompt_token_ids) - request.logprobs.prompt_start + 1
+    most += (request.num_prompt_listed(vocab_size) or 0) * positions
     return most
 
 
