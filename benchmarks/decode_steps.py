@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 import typer
 
-from neper.bench import engine, engine_drive, engine_rig, subject
+from neper.bench import engine_drive, engine_rig, subject
 from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, QUICK, Case, Plan
 from neper.bench.engine_drive import Clock, Step, decode_steps
 from neper.bench.engine_rig import Rig
@@ -251,7 +251,7 @@ def _shortened(name: str) -> str:
 
 def run(out: str | None, plan: Plan, model: str | None, shape: str | None, device: str | None) -> None:
     """Measure, print the tables, and write `steps-<card>-<model>.json` and `.md` into the directory `out`."""
-    chosen = subject.choose("decode_steps", model, shape, device, None, default_shape=engine.DEFAULT_SHAPE)
+    chosen = subject.choose("decode_steps", model=model, shape=shape, device=device)
     plan = dataclasses.replace(plan, prompt_lengths=(), memory_length=0)
     found = Findings()
     with ProgressLine(sys.stderr) as progress:

@@ -21,7 +21,7 @@ from neper.bench.engine import Measurement
 from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, PARTS, QUICK, SAMPLED_OFF, Case, prompt_request, requests
 from neper.bench.engine_report import DECODE
 from neper.bench.report import read
-from neper.bench.subject import Subject
+from neper.bench.subject import Subject, choose
 from neper.cli import app
 from neper.engine import settings
 from neper.errors import NeperError, StartupError
@@ -193,7 +193,6 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(
     ("arguments", "says"),
     [
         ({"model": "m", "shape": "qwen3-4b"}, "give --model or --shape, not both"),
-        ({"parts": ("matrix", "all")}, "no part 'all'; there are matrix, mixed"),
         ({"shape": "qwen9", "device": "cpu"}, "no shape 'qwen9'"),
         ({"device": "cuda:99"}, "cuda:99 was asked for"),
         ({"dtype": "int8"}, "dtype must be float32 or bfloat16"),
@@ -201,7 +200,12 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(NeperError, match=re.escape(says)):
-        engine.run(None, **arguments)
+        engine.run(choose("bench engine", **arguments), None)
+
+
+def test_a_part_that_there_is_not() -> None:
+    with pytest.raises(StartupError, match="no part 'all'; there are matrix, mixed"):
+        engine.run(choose("bench engine"), None, parts=("matrix", "all"))
 
 
 def test_a_context_that_is_too_short_is_refused(tiny: str, tmp_path: Path) -> None:
@@ -243,7 +247,8 @@ def gpu() -> Iterator[None]:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
 def test_a_quick_run_on_a_gpu(tmp_path: Path) -> None:
-    engine.run(str(tmp_path), shape="qwen3-0.6b", device="cuda", dtype="bfloat16", quick=True)
+    subject = choose("bench engine", shape="qwen3-0.6b", device="cuda", dtype="bfloat16")
+    engine.run(subject, str(tmp_path), quick=True)
     (written,) = tmp_path.glob("engine-*-qwen3-0-6b.json")
     made = read(written)
     tables = {table.title: table.rows for table in made.tables}

@@ -29,6 +29,7 @@ from neper.bench.http_load import Batch, Reply, check_stream
 from neper.bench.http_report import FLOOD, FLOODED, OFF, OFF_AGAIN, SCORED, WAYS, Findings
 from neper.bench.http_server import Server, serving
 from neper.bench.report import markdown
+from neper.bench.subject import choose
 from neper.cli import app
 from neper.errors import ModelLoadError, NeperError, StartupError
 from neper.models import registry, shapes
@@ -276,7 +277,7 @@ def test_a_server_that_does_not_start_says_why() -> None:
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(NeperError, match=re.escape(says)):
-        http.run(None, **arguments)
+        http.run(choose("bench http", **arguments), None)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from neper.bench import speculate
 from neper.bench.report import Report, markdown, read
+from neper.bench.subject import choose
 from neper.cli import app
 from neper.engine import settings
 from neper.models.shapes import SHAPES
@@ -97,6 +98,7 @@ def test_the_default_model_copies_the_passage(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_quick_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the real shape
-    speculate.run(str(tmp_path), shape="qwen3-0.6b", device="cuda", dtype="bfloat16", quick=True)
+    subject = choose("bench speculate", shape="qwen3-0.6b", device="cuda", dtype="bfloat16")
+    speculate.run(subject, str(tmp_path), quick=True)
     (written,) = tmp_path.glob("speculate-*-qwen3-0-6b.json")
     assert [row["tokens a step"] for row in rows(read(written))] == [4, 4]

@@ -133,13 +133,11 @@ def bench_engine(
     """
     from neper.bench.engine import run
     from neper.bench.engine_cases import PARTS
+    from neper.bench.subject import choose
 
     run(
+        choose("bench engine", model=model, shape=shape, device=device, dtype=dtype),
         out,
-        model=model,
-        shape=shape,
-        device=device,
-        dtype=dtype,
         rounds=rounds,
         concurrency=_sizes(concurrency) if concurrency is not None else None,
         parts=tuple(part.strip() for part in parts.split(",")) if parts is not None else PARTS,
@@ -186,19 +184,11 @@ def bench_http(
 
     Takes about ten minutes on a small CPU. Progress is on stderr.
     """
-    from neper.bench.http import run
+    from neper.bench.http import DEFAULT_SHAPE, run
+    from neper.bench.subject import choose
 
-    run(
-        out,
-        model=model,
-        shape=shape,
-        device=device,
-        dtype=dtype,
-        num_threads=num_threads,
-        streams=streams,
-        reply=reply,
-        rounds=rounds,
-    )
+    subject = choose("bench http", model=model, shape=shape, device=device, dtype=dtype, default_shape=DEFAULT_SHAPE)
+    run(subject, out, num_threads=num_threads, streams=streams, reply=reply, rounds=rounds)
 
 
 @bench.command()
@@ -234,8 +224,10 @@ def speculate(
     Takes some minutes. Progress is on stderr.
     """
     from neper.bench.speculate import run
+    from neper.bench.subject import choose
 
-    run(out, model=model, shape=shape, device=device, dtype=dtype, rounds=rounds, quick=quick)
+    subject = choose("bench speculate", model=model, shape=shape, device=device, dtype=dtype)
+    run(subject, out, rounds=rounds, quick=quick)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -15,17 +15,16 @@ from typing import Any
 
 import torch
 
-from neper.bench import engine_cases, engine_plot, engine_report, engine_rig, subject
+from neper.bench import engine_cases, engine_plot, engine_report, engine_rig
 from neper.bench.device_time import time_copy
 from neper.bench.engine_cases import FULL, OFF, OFF_AGAIN, PARTS, QUICK, Case
 from neper.bench.engine_report import PROMPT_WAYS, Findings, Key
 from neper.bench.engine_rig import OutOfTime, Rig, decode_bytes
 from neper.bench.report import Report, Series, first_line, markdown, slug
+from neper.bench.subject import Subject
 from neper.engine.core import EngineCore
 from neper.errors import NeperError, StartupError
 from neper.progress import ProgressLine
-
-DEFAULT_SHAPE = "qwen3-4b"
 
 _WARM_UP_TOKENS = 8
 _SHORTEST_REPLY = 4
@@ -34,12 +33,9 @@ logger = logging.getLogger("neper.bench")
 
 
 def run(
+    chosen: Subject,
     out: str | None,
     *,
-    model: str | None = None,
-    shape: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
     rounds: int | None = None,
     concurrency: tuple[int, ...] | None = None,
     parts: tuple[str, ...] = PARTS,
@@ -50,7 +46,6 @@ def run(
 
     Args:
         out: None = print only.
-        model, shape: one of both at most; None = the default model on a CPU, `DEFAULT_SHAPE` on a GPU.
         time_limit: seconds after which no further batch is begun.
 
     Raises:
@@ -58,7 +53,6 @@ def run(
         NeperError: a part failed; the others are measured and written before.
     """
     started = time.perf_counter()
-    chosen = subject.choose("bench engine", model, shape, device, dtype, default_shape=DEFAULT_SHAPE)
     if unknown := [part for part in parts if part not in PARTS]:
         raise StartupError(f"bench engine: no part {unknown[0]!r}; there are {', '.join(PARTS)}")
     deadline = None if time_limit is None else started + time_limit

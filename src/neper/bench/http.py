@@ -16,7 +16,7 @@ from pathlib import Path
 
 import orjson
 
-from neper.bench import http_load, http_model, http_report, subject
+from neper.bench import http_load, http_model, http_report
 from neper.bench.http_report import FLOOD, WAYS, Findings, Way
 from neper.bench.http_server import Server, serving
 from neper.bench.report import publish, slug, turns
@@ -31,12 +31,9 @@ WAKING_TOKENS = 32
 
 
 def run(
+    chosen: Subject,
     out: str | None,
     *,
-    model: str | None = None,
-    shape: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
     num_threads: int | None = None,
     streams: int = 64,
     reply: int | None = None,
@@ -46,14 +43,12 @@ def run(
 
     Args:
         out: None = print only.
-        model, shape: one of both at most; None = the default model on a CPU, `DEFAULT_SHAPE` on a GPU.
         streams: requests at a time; the server takes no more. reply: tokens of each; None = REPLY_TOKENS.
 
     Raises:
         StartupError: arguments that do not go together, or the server did not start.
         NeperError: a reply does not fit its request.
     """
-    chosen = subject.choose("bench http", model, shape, device, dtype, default_shape=DEFAULT_SHAPE)
     reply = reply or REPLY_TOKENS[chosen.device.type]
     name = chosen.shape or chosen.model or DEFAULT_MODEL
     arguments = ["--device", str(chosen.device), "--dtype", chosen.dtype_name, "--served-model-name", name]

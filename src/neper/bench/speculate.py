@@ -6,18 +6,18 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from neper.bench import engine_rig, report, subject
+from neper.bench import engine_rig, report
 from neper.bench.engine_drive import run_batch
 from neper.bench.engine_rig import Rig
 from neper.bench.report import Column, Report, Series, Table, at_least, at_most, between, pairs, slug
 from neper.bench.speculate_cases import DRAFTS, FORCED, RIGHT, TEXTS, Group, OneWrong, forced, texts
+from neper.bench.subject import Subject
 from neper.config import DEFAULT_MODEL
 from neper.engine.core import EngineCore
 from neper.engine.draft.drafting import Drafting
 from neper.errors import NeperError
 from neper.progress import ProgressLine
 
-DEFAULT_SHAPE = "qwen3-4b"
 TOP_K = 20
 WAYS = ("off", "drafts", f"drafts, k={TOP_K}", "drafts again", "off again")
 COPIED = 0.6
@@ -30,28 +30,17 @@ COLUMNS = [
 ]
 
 
-def run(
-    out: str | None,
-    *,
-    model: str | None = None,
-    shape: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    rounds: int | None = None,
-    quick: bool = False,
-) -> None:
+def run(chosen: Subject, out: str | None, *, rounds: int | None = None, quick: bool = False) -> None:
     """Measure, print the table, and write `speculate-<card>-<model>.json` and `.md` into the directory `out`.
 
     Args:
         out: None = print only.
-        model, shape: one of both at most; None = the default model on a CPU, `DEFAULT_SHAPE` on a GPU.
         rounds: batches of each case; None = 5, or 2 with `quick`.
 
     Raises:
         StartupError: arguments that do not go together, or that the machine cannot meet.
         NeperError: a request failed, or a shape did not repeat its last token.
     """
-    chosen = subject.choose("bench speculate", model, shape, device, dtype, default_shape=DEFAULT_SHAPE)
     plan = FORCED if chosen.shape else TEXTS
     if quick:
         plan = replace(plan, reply=17, rounds=2)

@@ -10,6 +10,8 @@ from neper.config import EngineConfig
 from neper.engine import settings
 from neper.errors import StartupError
 
+DEFAULT_SHAPE = "qwen3-4b"
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -43,9 +45,15 @@ class Subject:
 
 
 def choose(
-    command: str, model: str | None, shape: str | None, device: str | None, dtype: str | None, *, default_shape: str
+    command: str,
+    *,
+    model: str | None = None,
+    shape: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    default_shape: str = DEFAULT_SHAPE,
 ) -> Subject:
-    """The subject of these options; `default_shape` where there is a GPU and no model was named.
+    """The subject of a command's options; `default_shape` where there is a GPU and no model was named.
 
     Raises:
         StartupError: options that do not go together, or that the machine cannot meet.
