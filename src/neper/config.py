@@ -17,7 +17,7 @@ DEFAULT_MODEL = "smollm2-135m"
 LOGPROBS_MODES = ("raw_logprobs", "tempered_logprobs", "processed_logprobs")
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("think", "mistral", "none")
-DRAFTERS = ("ngram", "draft:MODEL")
+DRAFTERS = ("ngram", "mtp", "draft:MODEL")
 MAX_DRAFT_TOKENS = 16
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -59,8 +59,8 @@ class EngineConfig:
     num_threads: int | None = _option(None, "CPU threads of the engine. Default: one for each core that it may use.")
     speculative: str | None = _option(
         None,
-        "Draft tokens and verify several per step: ngram looks them up in prompt and reply, draft:MODEL asks a small "
-        "model of the same vocabulary. Default: off.",
+        "Draft tokens and verify several per step: ngram looks them up in prompt and reply, mtp asks the model's own "
+        "prediction layer, draft:MODEL a small model of the same vocabulary. Default: off.",
     )
     draft_tokens: int | None = _option(
         None, "Most drafted tokens of a request per step, 1 to 16 (15 on a GPU). Default: 8."
@@ -77,8 +77,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {value}")
-        if self.speculative not in (None, "ngram") and not self.draft_model:
-            raise ConfigError(f"speculative must be {' or '.join(DRAFTERS)}, got {self.speculative!r}")
+        if self.speculative not in (None, "ngram", "mtp") and not self.draft_model:
+            known = f"{', '.join(DRAFTERS[:-1])} or {DRAFTERS[-1]}"
+            raise ConfigError(f"speculative must be {known}, got {self.speculative!r}")
         if self.draft_tokens is not None and self.speculative is None:
             raise ConfigError("draft_tokens needs speculative: what proposes them, for example ngram")
         if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:

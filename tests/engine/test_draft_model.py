@@ -45,9 +45,9 @@ def test_a_draft_model_that_is_not_there_is_named(tiny_dir: Callable[..., Path],
         LLM(str(tiny_dir("llama")), speculative=f"draft:{tmp_path / 'nowhere'}", dtype="float32", num_threads=1)
 
 
-@pytest.mark.parametrize("given", ["", "draft", "draft:", "ngrams", "mtp", "ngram:x"])
+@pytest.mark.parametrize("given", ["", "draft", "draft:", "ngrams", "mtp:x", "ngram:x"])
 def test_what_drafts_must_be_known(given: str) -> None:
-    with pytest.raises(ConfigError, match="speculative must be ngram or draft:MODEL"):
+    with pytest.raises(ConfigError, match="speculative must be ngram, mtp or draft:MODEL"):
         LLM(speculative=given)
 
 

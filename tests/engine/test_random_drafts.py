@@ -21,11 +21,13 @@ from neper.engine.core import EngineCore
 from neper.engine.draft.depth import Depth
 from neper.engine.draft.drafting import Drafting
 from neper.engine.plan.sequence import Sequence
+from neper.engine.settings import EngineSettings
 from neper.engine.start import draft_model
+from neper.engine.step.runner import BegunStep
 from neper.types import SamplingParams
 from tests.engine.test_random_steps import ASKED, BYTES_OF_A_BLOCK, END, ENGINES, QUICK, QUIET, Asked, Engines, same
 from tests.helpers.engine import prompts, request, run
-from tests.helpers.exact_decoder import POISON, ExactDecoder
+from tests.helpers.exact_decoder import POISON, ExactDecoder, ExactPredictor
 from tests.helpers.tiny import VOCAB_SIZE
 
 RIGHT = 100  # more tokens than any request has
@@ -81,6 +83,9 @@ class Knowing:
     def ready(self, seq: Sequence) -> bool:
         return True
 
+    def observe(self, step: BegunStep) -> None:
+        self.told["observed"] += 1
+
     def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         return {
             seq: self._habit.tokens(self._replies[key(seq.request)][len(seq.token_ids) - seq.num_prompt_tokens :], most)
@@ -107,16 +112,23 @@ def engines(tiny_dir: Callable[..., Path]) -> Engines:
 MODELS = {"draft:itself": 0, "draft:other": 1}
 
 
+def load_predictor(target: ExactDecoder, _: Any, chosen: EngineSettings) -> ExactPredictor:
+    target.keep_residual(chosen.max_step_tokens + chosen.max_num_seqs * (1 + chosen.draft_tokens))
+    return ExactPredictor(target, draft_model.settings(chosen, target).max_step_tokens)
+
+
 @pytest.fixture(autouse=True)
 def draft_models(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     decoders = {name: ExactDecoder(engines._source.config, seed) for name, seed in MODELS.items()}
     monkeypatch.setattr(draft_model, "find", lambda name, *_: name)
     monkeypatch.setattr(draft_model, "load", lambda name, *_: decoders[f"draft:{name}"])
+    monkeypatch.setattr(draft_model, "check_predictor", lambda _: None)
+    monkeypatch.setattr(draft_model, "load_predictor", load_predictor)
 
 
 def speculative(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """An engine's fields. A draft model has a cache of its own, of as many blocks."""
-    memory = fields["kv_cache_memory"] * (2 if name in MODELS else 1)
+    """An engine's fields. A draft model has a cache of its own, of as many blocks; a prediction layer has one layer."""
+    memory = fields["kv_cache_memory"] * {"ngram": 2, "mtp": 3}.get(name, 4) // 2
     return fields | {"speculative": name, "kv_cache_memory": memory}
 
 
@@ -129,7 +141,7 @@ def test_drafts_change_nothing(engines: Engines, rounds: int) -> None:
     @given(
         items=ASKED,
         fields=ENGINES,
-        drafter=st.one_of(st.sampled_from(["ngram", *MODELS]), HABITS),
+        drafter=st.one_of(st.sampled_from(["ngram", "mtp", *MODELS]), HABITS),
         most=st.sampled_from([1, 2, 4, 16]),
         eager=st.booleans(),
         predicted=st.sampled_from([0, 3, 50]),
@@ -202,10 +214,16 @@ def test_what_was_computed_of_rejected_drafts_is_never_reused(engines: Engines) 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_model_that_drafts_for_itself_is_always_right(engines: Engines, overlap: bool) -> None:
-    """Its cache must hold what it read: prompts in pieces, drafts that were accepted, blocks that it finds again."""
+@pytest.mark.parametrize(("drafter", "prefix_caching"), [("draft:itself", True), ("mtp", False)])
+def test_what_drafts_as_the_model_does_is_always_right(
+    engines: Engines, drafter: str, prefix_caching: bool, overlap: bool
+) -> None:
+    """Its cache must hold what it read: prompts in pieces, drafts that were accepted, blocks that it finds again.
+
+    A prediction layer may be wrong after a block that it finds again, whose last position was another token's.
+    """
     fields = {"kv_cache_memory": 16 * BYTES_OF_A_BLOCK, "max_num_batched_tokens": 16, "overlap": overlap}
-    core = engines.make(**speculative("draft:itself", fields), draft_tokens=4)
+    core = engines.make(**speculative(drafter, fields), draft_tokens=4, prefix_caching=prefix_caching)
     stem = prompts(1, 9, seed=5)[0]
     asked = [
         request(
@@ -225,5 +243,5 @@ def test_a_model_that_drafts_for_itself_is_always_right(engines: Engines, overla
         }
     stats = core.stats()
     assert stats.preemptions > 0
-    assert stats.cached_tokens > 0
+    assert (stats.cached_tokens > 0) is prefix_caching
     assert stats.accepted_tokens == stats.draft_tokens > 100

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity
 
 from neper.engine import memory
 from neper.engine.core import EngineCore
+from neper.engine.draft.depth import Depth
 from neper.engine.draft.drafting import Drafting
 from neper.errors import StartupError
 from neper.ops import backends
@@ -31,6 +32,7 @@ from neper.types import FinishReason, PackedRows, Request, SamplingParams
 from tests.engine import test_view_rows as view_rows
 from tests.engine.test_random_drafts import Habit, Knowing, key
 from tests.helpers.engine import Result, make_core, prompts, request, run
+from tests.helpers.prediction_layer import QWEN, PredictionLayer
 from tests.kernels.scoring import DEVICE, INTERPRETED, some
 
 needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs, streams and the profiler need a GPU")
@@ -406,3 +408,19 @@ def test_drafts_change_no_token(overlap: bool, tiny_dir: Callable[..., Path]) ->
             assert got[name].finish_reason is result.finish_reason
             assert_close(got[name].tokens, result.tokens)
         assert core._drafting.counters.accepted_tokens >= len(items)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prediction_layer_changes_no_token(overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps on kernels, as graphs where there are some, read the hidden states of steps on kernels."""
+    PredictionLayer(tmp_path, "qwen3", QWEN)
+    monkeypatch.setattr(Depth, "wanted", 3)
+    items = [item for item in mixed() if item.sampling.max_tokens][: 4 if INTERPRETED else None]
+    want = run(kernel_core(tmp_path, overlap=overlap), items)
+    core = kernel_core(tmp_path, overlap=overlap, speculative="mtp", draft_tokens=3)
+    got = run(core, items)
+    for name, result in want.items():
+        assert got[name].finish_reason is result.finish_reason
+        assert_close(got[name].tokens, result.tokens)
+    assert core.stats().draft_tokens >= len(items)

@@ -11,6 +11,7 @@ import torch
 from neper.bench.engine_cases import Case, Plan
 from neper.bench.engine_rig import Rig
 from neper.engine.plan.sequence import Sequence
+from neper.engine.step.runner import BegunStep
 from neper.text.tokenizer import Tokenizer
 from neper.types import LogprobParams, Request, SamplingParams
 
@@ -71,6 +72,9 @@ class OneWrong:
 
     def ready(self, seq: Sequence) -> bool:
         return True
+
+    def observe(self, step: BegunStep) -> None:
+        """Needs nothing: it looks at the last token alone."""
 
     def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         return {seq: self._tokens(seq.token_ids[-1])[:most] for seq, most in wanted.items()}

@@ -142,6 +142,8 @@ class EngineCore:
             return None
         self._steps += 1
         begun = self.runner.begin(plan)
+        if self._drafting is not None:
+            self._drafting.observe(begun)
         if self._launched is not None and any(chunk.pending and chunk.seq.waits_for_tokens for chunk in plan.chunks):
             self._ready += self._read_launched()
         return self.runner.finish(begun)

@@ -67,6 +67,11 @@ class EngineSettings:
         return self.max_num_seqs + self.max_drafts
 
     @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of a step, padding included."""
+        return max(self.max_num_batched_tokens, self.max_rows)
+
+    @property
     def longest_list(self) -> int:
         """Longest list of the rows that are scored together; longer ones are made a few rows at a time."""
         return self.max_logprobs if self.max_logprobs >= 0 else LONGEST_LIST

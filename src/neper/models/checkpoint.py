@@ -124,8 +124,21 @@ def few(names: Collection[str]) -> str:
 
 
 def harmless(name: str, config: ModelConfig) -> bool:
-    """True for a weight that has no place in the model, and repeats facts that the model knows."""
+    """True for a weight that has no place in the model: it repeats facts that the model knows, or drafts for it."""
+    if name.startswith("mtp."):
+        return True
+    behind = (f"model.layers.{config.num_layers + extra}." for extra in range(config.num_nextn_layers))
+    if name.startswith(tuple(behind)):
+        return True
     return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def stored_names(directory: Path) -> list[str] | None:
+    """The names of a directory's weights; None where only loading tells. ModelLoadError as `find_checkpoint`."""
+    checkpoint = find_checkpoint(directory)
+    if checkpoint.pickled:
+        return None
+    return [name for path in checkpoint.files for name in read_header(path)]
 
 
 def _shards(directory: Path, index: str) -> tuple[Path, ...]:

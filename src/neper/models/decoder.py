@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from neper.models.kv_cache import KVCache
-from neper.models.layers import MLP, Attention, Linear, RMSNorm, rotary_table
+from neper.models.layers import MLP, Attention, Linear, RMSNorm, Slots, rotary_table
 from neper.models.model_config import ModelConfig
 from neper.ops import backends
 from neper.ops.attention.api import AttentionInputs
@@ -40,31 +40,55 @@ class DecoderLayer:
         delta = self.self_attn(x, rotary, *cache, attention)
         return self.mlp(self.post_attention_layernorm.add(hidden, delta))
 
+    def slots(self, prefix: str) -> Slots:
+        yield from self.input_layernorm.slots(f"{prefix}.input_layernorm")
+        yield from self.self_attn.slots(f"{prefix}.self_attn")
+        yield from self.post_attention_layernorm.slots(f"{prefix}.post_attention_layernorm")
+        yield from self.mlp.slots(f"{prefix}.mlp")
+
 
 class Decoder:
     """A model without its sampling: ids → hidden states, and hidden states → logits.
 
     A new decoder's weights are uninitialised memory: `neper.models.weights.load_weights` fills `weight_slots()` and
     calls `prepack()`. Inference only: call it under `torch.inference_mode()`.
+
+    Args:
+        shares: the decoder whose embedding and head it uses; None = it has its own.
+
+    Attributes:
+        residual: [rows, hidden_size], its first rows the hidden states of the last `forward` before the final norm;
+            None where nobody reads them.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, shares: Decoder | None = None
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.embed_tokens = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.residual: Tensor | None = None
+        self.embed_tokens: Tensor = (
+            torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+            if shares is None
+            else shares.embed_tokens
+        )
         self.layers = [DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self._fused = backends.fused(device)
         self._rotary = torch.empty(0, config.head_dim, device=device)
         self._kept: list[Tensor] = []
-        self.lm_head = Linear(
-            config.hidden_size,
-            {"lm_head": config.vocab_size},
-            bias=False,
-            dtype=dtype,
-            device=device,
-            weight=self.embed_tokens if config.tie_word_embeddings else None,
+        self.lm_head: Linear = (
+            Linear(
+                config.hidden_size,
+                {"lm_head": config.vocab_size},
+                bias=False,
+                dtype=dtype,
+                device=device,
+                weight=self.embed_tokens if config.tie_word_embeddings else None,
+            )
+            if shares is None
+            else shares.lm_head
         )
 
     def prepare(self, num_positions: int) -> None:
@@ -114,11 +138,25 @@ class Decoder:
         Returns:
             [T, hidden_size] in the model's dtype.
         """
-        hidden = self._fused.embed(token_ids, self.embed_tokens, last_tokens)
+        return self._through_layers(self._fused.embed(token_ids, self.embed_tokens, last_tokens), kv_cache, attention)
+
+    def keep_residual(self, rows: int) -> Tensor:
+        """Have each `forward` write its hidden states before the final norm into the first of so many rows.
+
+        Returns: `residual`. The rows behind those of a step are the caller's.
+        """
+        self.residual = torch.zeros(rows, self.config.hidden_size, dtype=self.dtype, device=self.device)
+        return self.residual
+
+    def _through_layers(self, hidden: Tensor, kv_cache: KVCache, attention: AttentionInputs) -> Tensor:
+        """The layers and the final norm over `hidden` [T, hidden_size], which they change in place."""
         delta: Tensor | None = None
         for layer, cache in zip(self.layers, kv_cache.layers, strict=True):
             delta = layer(hidden, delta, self._rotary, cache, attention)
-        return self.norm(hidden) if delta is None else self.norm.add(hidden, delta)
+        normed = self.norm(hidden) if delta is None else self.norm.add(hidden, delta)
+        if self.residual is not None:
+            self.residual[: len(hidden)].copy_(hidden)
+        return normed
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """hidden [R, hidden_size] from `forward` → [R, vocab_size] in the model's dtype; in `out` where it is given."""
@@ -128,11 +166,7 @@ class Decoder:
         """The Hugging Face name of every weight → the tensor to copy it into. Gone after `prepack`."""
         slots = {"model.embed_tokens.weight": self.embed_tokens}
         for number, layer in enumerate(self.layers):
-            prefix = f"model.layers.{number}"
-            slots.update(layer.input_layernorm.slots(f"{prefix}.input_layernorm"))
-            slots.update(layer.self_attn.slots(f"{prefix}.self_attn"))
-            slots.update(layer.post_attention_layernorm.slots(f"{prefix}.post_attention_layernorm"))
-            slots.update(layer.mlp.slots(f"{prefix}.mlp"))
+            slots.update(layer.slots(f"model.layers.{number}"))
         slots.update(self.norm.slots("model.norm"))
         if not self.config.tie_word_embeddings:
             slots.update(self.lm_head.slots(""))

@@ -14,6 +14,7 @@ from neper.files import one_line, read_json, reading
 # No model exceeds these, and a file of a few bytes could ask for all memory. Weights are the real bound.
 _MOST = 2**24
 _MOST_LAYERS = 2**12
+_MOST_NEXTN = 16
 # Keys of a rope_type. Some writers repeat `max_position_embeddings` there, without effect.
 _ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 _ROPE_KEYS |= {"max_position_embeddings"}
@@ -64,6 +65,7 @@ class ModelConfig:
         rope_scaling: None = plain rotary embedding.
         qkv_bias, o_bias, mlp_bias: True where these linear layers have a bias.
         qk_norm: RMSNorm over the head dimension of queries and keys, before the rotary embedding.
+        num_nextn_layers: layers behind the model's that predict further tokens, as DeepSeek and GLM count them.
         sliding_windows: per layer, the number of tokens that a token sees, itself included; None = all.
     """
 
@@ -85,6 +87,7 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     max_position_embeddings: int
+    num_nextn_layers: int = 0
 
     @staticmethod
     def from_directory(directory: Path) -> ModelConfig:
@@ -132,6 +135,11 @@ class ModelConfig:
         num_layers = _positive(values, "num_hidden_layers", most=_MOST_LAYERS)
         max_position_embeddings = _positive(values, "max_position_embeddings")
         rope_theta, rope_scaling = _rope(values, max_position_embeddings)
+        nextn = values.get("num_nextn_predict_layers") or 0
+        if type(nextn) is not int or not 0 <= nextn <= _MOST_NEXTN:
+            raise ModelLoadError(
+                f"config.json: num_nextn_predict_layers must be 0 to {_MOST_NEXTN}, got {_shown(nextn)}"
+            )
         attention_bias = _flag(values, "attention_bias")
         return ModelConfig(
             model_type=str(model_type),
@@ -152,6 +160,7 @@ class ModelConfig:
             qk_norm=family.qk_norm,
             sliding_windows=_sliding_windows(values, family, num_layers),
             max_position_embeddings=max_position_embeddings,
+            num_nextn_layers=nextn,
         )
 
 

@@ -19,6 +19,7 @@ from neper.models.checkpoint import Checkpoint, check_names, check_weights, find
 from neper.models.decoder import Decoder
 from neper.models.gguf_model import open_model
 from neper.models.model_config import ModelConfig
+from neper.models.predictor import MultiTokenPredictor, predictor_names
 from neper.types import Progress
 
 Readers = Mapping[str, Callable[[], Tensor]]
@@ -48,6 +49,27 @@ def load_gguf(make: Callable[[], Decoder], path: Path, progress: Progress | None
     model = open_model(path)
     readers = {name: lambda name=name: torch.from_numpy(model.weight(name)) for name in model.tensors}
     return _fill(make(), readers, str(path), progress)
+
+
+def load_predictor(target: Decoder, directory: Path, rows: int) -> MultiTokenPredictor:
+    """The multi-token-prediction layer beside a decoder's weights in `directory`, prepacked; `rows` of hidden states.
+
+    Raises:
+        ModelLoadError: there is none, or it does not fit the decoder.
+    """
+    with _readers(find_checkpoint(directory), directory, target.config) as readers:
+        predictor = MultiTokenPredictor(target, predictor_names(target.config, readers.keys()), rows)
+        predictor.check_names(readers.keys())
+        for name, slot in predictor.weight_slots().items():
+            with reading(str(directory)):
+                tensor = readers[name]()
+            if tensor.shape != slot.shape or not tensor.is_floating_point():
+                raise ModelLoadError(
+                    f"weight {name} is {list(tensor.shape)} of {tensor.dtype}; {list(slot.shape)} of floats is needed"
+                )
+            slot.copy_(tensor)
+    predictor.prepack()
+    return predictor
 
 
 def _fill(decoder: Decoder, readers: Readers, what: str, progress: Progress | None) -> Decoder:

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from typing import Protocol
 
 from neper.engine.plan.sequence import Sequence
+from neper.engine.step.runner import BegunStep
 
 
 class Drafter(Protocol):
@@ -25,6 +26,9 @@ class Drafter(Protocol):
 
         Asked with overlap, before each step: the step in flight is read first where this is true.
         """
+
+    def observe(self, step: BegunStep) -> None:
+        """See a step of the model whose hidden states are being computed, before the next one is launched."""
 
     def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Items[int]]:
         """Tokens to follow each sequence, all of whose tokens are known: ids of the model's vocabulary.

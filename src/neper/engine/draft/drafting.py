@@ -9,6 +9,7 @@ from itertools import takewhile
 from neper.engine.draft.depth import Depth
 from neper.engine.draft.drafter import Drafter
 from neper.engine.plan.sequence import Sequence
+from neper.engine.step.runner import BegunStep
 
 
 @dataclass
@@ -40,6 +41,10 @@ class Drafting:
     def ready(self, running: Iterable[Sequence]) -> bool:
         """True where reading the step in flight first would bring drafts."""
         return any(seq.num_pending and self._wanted(seq) and self._drafter.ready(seq) for seq in running)
+
+    def observe(self, step: BegunStep) -> None:
+        """Have the drafter see a step that was begun."""
+        self._drafter.observe(step)
 
     def propose(
         self, running: list[Sequence], reserve: Callable[[Sequence, int], int]

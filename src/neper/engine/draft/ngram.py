@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neper.engine.plan.sequence import Sequence
+from neper.engine.step.runner import BegunStep
 
 ORDERS = (5, 3)
 """Lengths of the n-grams that are looked up, the longest first. Pairs of tokens repeat by chance."""
@@ -148,6 +149,9 @@ class NgramDrafter:
     def ready(self, seq: Sequence) -> bool:
         # The first of these tokens stands for the pending one.
         return len(self._next_tokens(seq, 2)) > 1
+
+    def observe(self, step: BegunStep) -> None:
+        """It reads tokens, no hidden states."""
 
     def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Items[int]]:
         return {seq: self._next_tokens(seq, most) for seq, most in wanted.items()}

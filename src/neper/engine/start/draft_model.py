@@ -1,4 +1,4 @@
-"""The small model that drafts: found, checked against the model, and loaded."""
+"""The small model that drafts, or the model's own prediction layer: found, checked against the model, and loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 from neper.engine import memory
 from neper.engine.settings import EngineSettings
 from neper.errors import ModelLoadError, StartupError
-from neper.models import registry, source
+from neper.models import registry, source, weights
+from neper.models.checkpoint import stored_names
 from neper.models.decoder import Decoder
+from neper.models.predictor import MultiTokenPredictor, predictor_names
 from neper.models.source import ModelSource
 from neper.text.tokenizer import Tokenizer
 from neper.types import Progress
@@ -43,11 +45,42 @@ def load(found: ModelSource, chosen: EngineSettings, progress: Progress | None) 
     return decoder
 
 
+def check_predictor(target: ModelSource) -> None:
+    """Raise StartupError where a model's files show that it has no multi-token-prediction layer."""
+    try:
+        names = stored_names(target.path)
+        if names is not None:
+            predictor_names(target.config, names)
+    except ModelLoadError as error:
+        raise StartupError(error.message) from None
+
+
+def load_predictor(target: Decoder, found: ModelSource, chosen: EngineSettings) -> MultiTokenPredictor:
+    """The prediction layer of a model whose decoder is loaded, for these settings of its engine.
+
+    Raises:
+        StartupError: it cannot be loaded.
+    """
+    rows = settings(chosen, target).max_step_tokens
+    try:
+        with memory.needed("the prediction layer", "free the device, or take --speculative ngram", chosen.device):
+            target.keep_residual(chosen.max_step_tokens + chosen.max_num_seqs * (1 + chosen.draft_tokens))
+            predictor = weights.load_predictor(target, found.path, rows)
+    except ModelLoadError as error:
+        raise StartupError(error.message) from None
+    predictor.prepare(chosen.max_model_len)
+    return predictor
+
+
 def settings(chosen: EngineSettings, decoder: Decoder) -> EngineSettings:
-    """The settings of the engine's steps, for those of a small model that drafts."""
+    """The settings of the engine's steps, for those of what drafts.
+
+    A prediction layer may have the tokens of a step to read, and those that were accepted in the step before.
+    """
     return replace(
         chosen,
         max_model_len=min(chosen.max_model_len, decoder.config.max_position_embeddings),
+        max_num_batched_tokens=chosen.max_step_tokens + chosen.max_drafts,
         max_logprobs=0,
         scoring="device",
         speculative=None,

@@ -7,12 +7,14 @@ import logging
 import time
 
 import torch
+from torch import Tensor
 
 from neper.config import EngineConfig
 from neper.engine import memory, settings
 from neper.engine.draft.drafter import Drafter
 from neper.engine.draft.drafting import Drafting
 from neper.engine.draft.model import ModelDrafter
+from neper.engine.draft.mtp import MtpDrafter
 from neper.engine.draft.ngram import NgramDrafter
 from neper.engine.settings import EngineSettings
 from neper.engine.start import cache_size, draft_model
@@ -58,6 +60,8 @@ def build(
     for family, backend in backends.chosen(chosen.device).items():
         logger.info("%s: %s (%s)", family, backend.name, backend.why)
     draft = None if config.draft_model is None else draft_model.find(config.draft_model, source, progress)
+    if config.speculative == "mtp":
+        draft_model.check_predictor(source)
     with memory.needed(
         "the model's weights", "free the device of other programs or take a smaller model", chosen.device
     ):
@@ -72,7 +76,10 @@ def build(
             torch.device("cpu"),
         )
     decoders = {decoder: chosen}
-    if draft is not None:
+    if config.speculative == "mtp":
+        small: Decoder = draft_model.load_predictor(decoder, source, chosen)
+        decoders[small] = draft_model.settings(chosen, small)
+    elif draft is not None:
         small = draft_model.load(draft, chosen, progress)
         decoders[small] = draft_model.settings(chosen, small)
     if chosen.device.type != "cpu":
@@ -81,7 +88,10 @@ def build(
             for model_of, its_settings in decoders.items():
                 _compile(model_of, its_settings)
         logger.info("compiled the kernels in %.1f s; they are kept for the next start", time.monotonic() - started)
-    runner, *others = (_runner(model_of, its_settings) for model_of, its_settings in decoders.items())
+    last_tokens = memory.allocate(
+        "tokens", "max_num_seqs", chosen.max_num_seqs, dtype=torch.int32, device=chosen.device
+    )
+    runner, *others = (_runner(model_of, its_settings, last_tokens) for model_of, its_settings in decoders.items())
     drafts_by = others[0] if others else None
     chosen = _with_caches(runner, drafts_by, config, chosen, model)
     if chosen.cuda_graphs:
@@ -92,7 +102,7 @@ def build(
             if drafts_by is not None:
                 drafts_by.capture(alone, progress)
         logger.info("captured decode steps as CUDA graphs in %.1f s", time.monotonic() - started)
-    return chosen, runner, _drafting(chosen, drafts_by, model)
+    return chosen, runner, _drafting(chosen, decoder, drafts_by)
 
 
 def _window_buckets(chosen: EngineSettings) -> list[tuple[int, int]]:
@@ -102,19 +112,27 @@ def _window_buckets(chosen: EngineSettings) -> list[tuple[int, int]]:
     return [(rows, 1 + chosen.draft_tokens) for rows in row_buckets(chosen.max_rows) if 1 < rows <= chosen.draft_rows]
 
 
-def _drafting(chosen: EngineSettings, small: ModelRunner | None, model: ModelConfig) -> Drafting | None:
-    """The drafting by lookup, or by a small model's runner; None where nothing drafts."""
+def _drafting(chosen: EngineSettings, decoder: Decoder, small: ModelRunner | None) -> Drafting | None:
+    """The drafting by lookup, or by the runner of a prediction layer or a small model; None where nothing drafts."""
     if chosen.speculative is None:
         return None
     drafter: Drafter = NgramDrafter()
-    if small is not None:
+    if small is not None and decoder.residual is not None:
+        drafter = MtpDrafter(
+            small,
+            decoder.residual,
+            num_step_rows=chosen.max_step_tokens,
+            window=1 + chosen.draft_tokens,
+            max_model_len=chosen.max_model_len,
+        )
+    elif small is not None:
         drafter = ModelDrafter(
             small,
             block_size=chosen.block_size,
             max_model_len=min(chosen.max_model_len, small.decoder.config.max_position_embeddings),
-            max_num_batched_tokens=chosen.max_num_batched_tokens,
+            max_num_batched_tokens=draft_model.settings(chosen, small.decoder).max_num_batched_tokens,
         )
-    return Drafting(drafter, most=chosen.draft_tokens, rows=chosen.draft_rows, vocab_size=model.vocab_size)
+    return Drafting(drafter, most=chosen.draft_tokens, rows=chosen.draft_rows, vocab_size=decoder.config.vocab_size)
 
 
 def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
@@ -131,15 +149,20 @@ def _compile(decoder: Decoder, chosen: EngineSettings) -> None:
     compile_all(needed, device)
 
 
-def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
-    """A runner with all its buffers, but without a cache."""
+def _runner(decoder: Decoder, chosen: EngineSettings, last_tokens: Tensor) -> ModelRunner:
+    """A runner with all its buffers, but without a cache.
+
+    Args:
+        last_tokens: of the slots. What drafts has the model's: it reads tokens that only the device knows, and writes
+            those of sequences whose tokens the host knows.
+    """
     device, model = chosen.device, decoder.config
     on_host = chosen.scoring == "host"
     kernels = backends.steps(device, model.vocab_size, model.head_dim)
     buckets = row_buckets(chosen.max_rows) if kernels is not None else []
     attention = backends.attention(device, model.head_dim)
     max_rows = chosen.max_rows
-    tokens = max(chosen.max_num_batched_tokens, max_rows)
+    tokens = chosen.max_step_tokens
     window = 1 + chosen.draft_tokens
     scratch = attention.allocate_scratch(
         max_rows, model.num_heads, model.num_kv_heads, model.head_dim, device, queries=window
@@ -166,7 +189,6 @@ def _runner(decoder: Decoder, chosen: EngineSettings) -> ModelRunner:
     max_words = chosen.max_packed_words(model.vocab_size)
     readback = Readback(device, max_words=max_words)
     penalties = PenaltyTables(chosen.max_num_seqs, model.vocab_size, device)
-    last_tokens = memory.allocate("tokens", "max_num_seqs", chosen.max_num_seqs, dtype=torch.int32, device=device)
     on_buffers: KernelSampler | None = None
     if kernels is not None:
         buffers = SamplerBuffers.allocate(chosen, model.vocab_size, last_tokens, max_words, kernels)

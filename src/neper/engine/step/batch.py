@@ -48,6 +48,7 @@ class BatchInputs:
     """All that the runner needs for one step of T (padded) tokens, on the device.
 
     Attributes:
+        chunks: of the plan, in the order of their tokens.
         token_ids: [T] int32; -1 - slot stands for the token last sampled in that slot.
         is_decode: one token for each sequence, or its drafts too, padded to the rows of `sample`: it can be a graph.
         window: tokens of a sequence in it, at most; 1 where there are no drafts.
@@ -55,6 +56,7 @@ class BatchInputs:
     """
 
     plan: StepPlan
+    chunks: tuple[ScheduledChunk, ...]
     token_ids: Tensor
     attention: AttentionInputs
     is_decode: bool
@@ -148,6 +150,7 @@ class BatchBuilder:
         assert not is_decode or window > 1 or [place for _, place in sampled] == list(range(len(sampled)))
         return BatchInputs(
             plan=plan,
+            chunks=chunks,
             token_ids=fields.token_ids,
             attention=self._attention(fields, _groups(chunks, num_padded), window),
             is_decode=is_decode,

@@ -61,15 +61,19 @@ class ModelRunner:
         self._kernels = kernels
         self._decoded_rows = 0
 
-    def launch(self, plan: StepPlan) -> StepOutput:
+    def launch(self, plan: StepPlan, fill: Callable[[BatchInputs], None] | None = None) -> StepOutput:
         """Start one step: hidden states of its tokens, next tokens and scores where they are wanted, their copies."""
-        return self.finish(self.begin(plan))
+        return self.finish(self.begin(plan, fill))
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> BegunStep:
-        """Start the first half of a step: the hidden states of its tokens."""
-        with self._on_device():
-            return self._begin(plan)
+    def begin(self, plan: StepPlan, fill: Callable[[BatchInputs], None] | None = None) -> BegunStep:
+        """Start the first half of a step: the hidden states of its tokens.
+
+        Args:
+            fill: called when the step is laid out, to give the model what it reads besides.
+        """
+        with self.on_device():
+            return self._begin(plan, fill)
 
     @torch.inference_mode()
     def finish(self, step: BegunStep) -> StepOutput:
@@ -77,20 +81,22 @@ class ModelRunner:
 
         What a row may sample is decided here, so by now every token must be known that this depends on.
         """
-        with self._on_device():
+        with self.on_device():
             self.readback.hold()
             return self.readback.start(step.inputs.plan, self._sampler.run(step.hidden, step.inputs))
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """What is current is a thread's own affair, and streams and events belong to the current device."""
         device = self.decoder.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _begin(self, plan: StepPlan) -> BegunStep:
+    def _begin(self, plan: StepPlan, fill: Callable[[BatchInputs], None] | None) -> BegunStep:
         assert self.kv_cache is not None
         if self._kernels is None:
             self.readback.hold()  # what the copies read is the allocator's to hand out again
         inputs = self._builder.build(plan)
+        if fill is not None:
+            fill(inputs)
         self._decoded_rows = len(inputs.token_ids) if inputs.is_decode and inputs.window == 1 else 0
         rows = len(inputs.token_ids)
         if self.graphs is not None and inputs.is_decode and self.graphs.has(rows, inputs.window):
