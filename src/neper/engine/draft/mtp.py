@@ -78,8 +78,8 @@ class MtpDrafter:
         if reads:
             self._runner.begin(plan_of(reads), lambda inputs: self._give(inputs, self._residual, reads))
         with self._runner.on_device():
-            kept = _rows(self._residual, np.concatenate(kept_from))
-            self._residual.index_copy_(0, to_device(np.concatenate(kept_to), self._residual.device), kept)
+            hidden = _rows(self._residual, np.concatenate(kept_from))
+            self._residual.index_copy_(0, to_device(np.concatenate(kept_to), self._residual.device), hidden)
 
     def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Items[int]]:
         twins = {}
