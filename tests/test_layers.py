@@ -58,7 +58,7 @@ LEVELS = {
     """,
     "server": """
         activity backend bodies entries lane memory timing transport
-        choice kept_items long_texts metrics schemas
+        choice explorer kept_items long_texts metrics schemas
         generation
         service
         gate replies requests

@@ -191,6 +191,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = _option(
         (), "Origins whose pages may call the API (CORS), with commas; * = all. Default: none."
     )
+    explorer: bool = _option(True, "Serve the explorer, a page about tokens and their probabilities, at /.")
     logprobs_mode: str = _option(
         "raw_logprobs", "View of logprobs where a request names none: raw_, tempered_ or processed_logprobs."
     )

@@ -20,6 +20,7 @@ from neper.errors import InvalidRequestError
 from neper.server.bodies.chat import ChatBody
 from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import ResponsesBody
+from neper.server.explorer.files import FOLDER, PAGE, send_file
 from neper.server.gate import Gate, routing_error
 from neper.server.generation import Generation
 from neper.server.openapi import ApiDocument
@@ -65,6 +66,9 @@ def create_app(
     def route(path: str, method: str, handler: Handler) -> Route:
         return Route(path, _Endpoint(service, path, handler), methods=[method])
 
+    def page(path: str) -> Route:
+        return Route(path, _Endpoint(service, path, _page), methods=["GET"], include_in_schema=False)
+
     document = ApiDocument(needs_key=config.api_key is not None)
 
     async def openapi(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,6 +95,7 @@ def create_app(
             route("/version", "GET", _version),
             route("/metrics", "GET", _metrics),
             route("/openapi.json", "GET", openapi),
+            *([page(PAGE), page(FOLDER + "{name}")] if config.explorer else []),
         ],
         middleware=[*_cross_origin(config), Middleware(Gate, service=service)],
         exception_handlers={HTTPException: routing_error},
@@ -169,6 +174,10 @@ async def _health(service: Service, scope: Scope, receive: Receive, send: Send) 
 
 async def _version(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     await send_json(send, encode(Version(neper.__version__)))
+
+
+async def _page(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_file(scope, send)
 
 
 async def _metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,6 +28,7 @@ from neper.errors import (
     ReceiveTimeoutError,
     RequestTimeoutError,
 )
+from neper.server.explorer.files import FILES
 from neper.server.service import Service
 from neper.server.transport.asgi import error_json, has_body, header, send_error
 from neper.server.transport.disconnect import ClientDisconnected
@@ -37,7 +38,7 @@ from neper.server.transport.hosts import AllowedHosts
 log = logging.getLogger(__name__)
 
 # They neither use the model nor tell its contents, and must answer when nothing else does.
-OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/openapi.json", *FILES})
 # A generation ends itself when its time is over. After this much more the request is cut: its body may come byte by
 # byte, or its client may not read.
 CUT_SECONDS = 10.0

@@ -41,7 +41,10 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
         raise InvalidRequestError(f"tokens: ids must be in 0..{vocab_size - 1}", param="tokens")
 
     def decode() -> bytes:
-        return encode(Text(service.tokenizer.decode_bytes(body.tokens).decode("utf-8", "replace")))
+        reply = Text(service.tokenizer.decode_bytes(body.tokens).decode("utf-8", "replace"))
+        if body.return_token_strs:
+            reply.token_strs = list(map(service.tokenizer.token_text, body.tokens))
+        return encode(reply)
 
     await send_json(send, await service.run(len(body.tokens), decode))
 

@@ -50,3 +50,4 @@ class TokenizeBody(RequestBody):
 class DetokenizeBody(RequestBody):
     tokens: list[NotNegative]
     model: str | None = None
+    return_token_strs: bool | None = None

@@ -17,7 +17,10 @@ class Tokens(Schema, kw_only=True):
 
 
 class Text(Schema):
+    """`token_strs`: as above."""
+
     prompt: str
+    token_strs: list[str] | UnsetType = UNSET
 
 
 class SpecialToken(Schema):
