@@ -180,6 +180,7 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
         prompt_top_k: alternatives per prompt token; 0 = the prompt token alone, -1 = all ids, None = no scores.
         prompt_start: first prompt position to score, >= 1 (position 0 has no context to be scored in). Those before it
             are not scored, and their K/V may come from the cache.
+        prompt_logprob_token_ids: ids to list for each prompt token in place of its top k, at full-vocabulary values.
     """
 
     top_k: int | None = None
@@ -187,6 +188,7 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     prompt_top_k: int | None = None
     prompt_start: int = 1
+    prompt_logprob_token_ids: tuple[int, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +228,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_prompt_listed(self, vocab_size: int) -> int | None:
         """Places of the lists of prompt tokens; None = no scores."""
-        top_k = self.logprobs.prompt_top_k
+        top_k, named = self.logprobs.prompt_top_k, self.logprobs.prompt_logprob_token_ids
+        if top_k is not None and named:
+            return len(set(named))
         return None if top_k is None else listed_places(top_k, vocab_size)
 
 

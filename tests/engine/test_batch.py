@@ -31,6 +31,7 @@ def builder(buckets: tuple[int, ...] = (), scratch: AttentionScratch | None = No
         vocab_size=VOCAB,
         scores_on_device=True,
         longest_list=20,
+        max_listed=150,
         buckets=buckets,
         scratch=scratch,
     )
@@ -46,6 +47,8 @@ def chunk(
     pending: bool = False,
     top_k: int | None = None,
     scored: tuple[int, int] = (0, 0),
+    prompt_top_k: int = 2,
+    named: tuple[int, ...] = (),
     **sampling: float,
 ) -> ScheduledChunk:
     """A chunk of a sequence of `tokens` tokens 100 slot, 100 slot + 1, ... in blocks 10 slot, 10 slot + 1, ..."""
@@ -53,7 +56,7 @@ def chunk(
         request_id=str(slot),
         prompt_token_ids=[100 * slot + i for i in range(tokens)],
         sampling=SamplingParams(**({"temperature": 0.0} | sampling)),  # type: ignore[arg-type]
-        logprobs=LogprobParams(top_k=top_k, prompt_top_k=2),
+        logprobs=LogprobParams(top_k=top_k, prompt_top_k=prompt_top_k, prompt_logprob_token_ids=named),
     )
     seq = Sequence(request, 64)
     seq.block_table = [10 * slot + i for i in range(-(-(start + length) // 4))]
@@ -133,9 +136,38 @@ def test_longer_chunks_follow_with_their_tiles_and_targets() -> None:
     assert inputs.attention.tiles.tolist() == [[1, 1, 128], [1, 129, 2]]
     [prompt] = inputs.prompt_scores
     # Position p is scored by the row of p - 1, which is row 1 + (p - 1 - 4).
-    assert (prompt.hidden_rows, prompt.top_k) == (slice(2, 130), 2)
+    assert (prompt.chunks[0].rows, prompt.top_k) == (slice(2, 130), 2)
     assert prompt.token_ids.tolist() == list(range(206, 334))
     assert rows(inputs, "hidden_rows") == [0, 130]
+
+
+def test_prompts_are_scored_together_by_the_length_of_their_lists() -> None:
+    plan = StepPlan(
+        (
+            chunk(1, 0, 4, tokens=4, scored=(1, 4), prompt_top_k=9),
+            chunk(2, 0, 3, tokens=9, scored=(2, 4), named=(7, 5, 7, 6)),
+            chunk(3, 4, 2, tokens=8, scored=(5, 7), prompt_top_k=70),
+            chunk(4, 0, 5, tokens=5, scored=(1, 5), prompt_top_k=2),
+            chunk(4, 0, 2, tokens=5),
+        )
+    )
+    first, second = builder().build(plan).prompt_scores
+    # Chunks stand in the step by length: 3, 4, 2, 1, 4 again. 9 rows of 9 places fit into 150, and 11 of 70 do not.
+    assert [(item.chunk.slot, item.rows) for item in first.chunks] == [
+        (4, slice(11, 15)), (2, slice(5, 7)), (1, slice(7, 10))
+    ]  # fmt: skip
+    assert first.token_ids.tolist() == [401, 402, 403, 404, 202, 203, 101, 102, 103]
+    assert first.listed == [(2, 4), (3, 2), (9, 3)]
+    assert first.top_k == 9
+    cpu = torch.device("cpu")
+    assert (of := first.row_top_k(cpu)) is not None
+    assert of.tolist() == [2] * 4 + [0] * 2 + [9] * 3
+    assert (named := first.named(cpu)) is not None
+    assert [named.row(row).tolist() for row in range(9)] == [[]] * 4 + [[5, 6, 7]] * 2 + [[]] * 3
+    hidden = torch.arange(16.0).unsqueeze(1)
+    assert first.hidden(hidden).flatten().tolist() == [11, 12, 13, 14, 5, 6, 7, 8, 9]
+    assert [(item.chunk.slot, item.rows) for item in second.chunks] == [(3, slice(0, 2))]
+    assert (second.token_ids.tolist(), second.row_top_k(cpu), second.named(cpu)) == ([305, 306], None, None)
 
 
 def test_short_chunks_of_equal_lengths_are_one_group() -> None:

@@ -105,7 +105,11 @@ LOGPROBS = st.fixed_dictionaries(
     }
 )
 PROMPT_SCORES = st.fixed_dictionaries(
-    {"prompt_top_k": st.sampled_from([0, 2, 70, -1]), "prompt_start": st.sampled_from([1, 4, 8, 11])}
+    {
+        "prompt_top_k": st.sampled_from([0, 2, 70, -1]),
+        "prompt_start": st.sampled_from([1, 4, 8, 11]),
+        "prompt_logprob_token_ids": seldom((), st.lists(ID, min_size=1, max_size=9).map(tuple)),
+    }
 )
 
 

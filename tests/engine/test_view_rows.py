@@ -257,15 +257,32 @@ def test_the_whole_vocabulary_of_a_prompt(core: EngineCore, llama: Path) -> None
         assert sorted(result.top_ids[place]) == list(range(V))
 
 
+def test_ids_named_for_a_prompt(core: EngineCore, llama: Path) -> None:
+    """Their values are of the full vocabulary, in every chunk, and also where the K/V of the prompt is cached."""
+    [prompt] = prompts(1, 40, seed=2)
+    named = (300, 7, 383, 7, 45)
+    logprobs: dict[str, Any] = {"prompt_top_k": 3, "prompt_logprob_token_ids": named}
+    result = run(core, [ask("a", prompt, {"max_tokens": 0}, logprobs)])["a"].prompt
+    for place, view in enumerate(views(*as_reply(prompt), llama)):
+        assert sorted(result.top_ids[place]) == [7, 45, 300, 383]
+        assert (np.diff(result.top_logprobs[place]) <= 0).all()
+        assert np.abs(result.top_logprobs[place] - view.logprobs[result.top_ids[place]]).max() <= TOLERANCE
+        assert abs(result.logprob[place] - view.logprobs[prompt[place + 1]]) <= TOLERANCE
+    small = make_core(llama, max_num_batched_tokens=7)
+    for _ in range(2):
+        again = run(small, [ask("a", prompt, {"max_tokens": 0}, logprobs | {"prompt_start": 20})])["a"].prompt
+        same(again, result[19:])
+    assert small.stats().cached_tokens > 0
+
+
 def test_a_long_prompts_whole_vocabulary_is_scored_in_small_chunks(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = prompts(3, 40, seed=4)
     items = [ask(f"{i}", text, {"max_tokens": 2}, {"top_k": -1, "prompt_top_k": -1}) for i, text in enumerate(texts)]
     whole = run(make_core(llama, max_logprobs=-1), items)
-    monkeypatch.setattr("neper.engine.core.MAX_LISTED", 5 * V)
-    monkeypatch.setattr("neper.engine.step.view_rows.MAX_LISTED", 2 * V)
-    cut = run(make_core(llama, max_logprobs=-1), items)
+    monkeypatch.setattr("neper.engine.settings.MAX_LISTED", 5 * V)
+    cut = run(make_core(llama, max_logprobs=-1, max_num_seqs=3, max_num_batched_tokens=20), items)
     for name, result in cut.items():
         largest = max(len(chunk.prompt) for chunk in result.chunks if chunk.prompt)
         assert largest <= 5
@@ -287,6 +304,8 @@ def same(a: PackedRows, b: PackedRows) -> None:
         ({"bad_words": ((3, V),)}, {}, "vocabulary"),
         ({"bad_words": ((),)}, {}, "bad word"),
         ({}, {"token_ids": (V,)}, "vocabulary"),
+        ({}, {"prompt_top_k": 0, "prompt_logprob_token_ids": (V,)}, "vocabulary"),
+        ({}, {"prompt_logprob_token_ids": (5,)}, "needs prompt_top_k"),
         ({"allowed_token_ids": (1,)}, {"token_ids": (1,)}, "exclude"),
         ({}, {"top_k": -2}, "-2 alternatives"),
     ],

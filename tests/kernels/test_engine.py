@@ -28,11 +28,12 @@ from neper.ops.attention import reference as attention_reference
 from neper.ops.fused import reference as fused_reference
 from neper.ops.linear import reference as linear_reference
 from neper.ops.logprobs import reference as scoring_reference
-from neper.types import FinishReason, PackedRows, Request, SamplingParams
+from neper.types import FinishReason, LogprobParams, PackedRows, Request, SamplingParams
 from tests.engine import test_view_rows as view_rows
 from tests.engine.test_random_drafts import Habit, Knowing, key
 from tests.helpers.engine import Result, make_core, prompts, request, run
 from tests.helpers.prediction_layer import QWEN, PredictionLayer
+from tests.helpers.tiny import VOCAB_SIZE
 from tests.kernels.scoring import DEVICE, INTERPRETED, some
 
 needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs, streams and the profiler need a GPU")
@@ -91,6 +92,10 @@ def mixed() -> list[Request]:
     ]
 
 
+def one_token() -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=1)
+
+
 def greedy(count: int, top_k: int | None, *, tokens: int = STEPS) -> list[Request]:
     sampling = SamplingParams(temperature=0, max_tokens=tokens)
     return [request(str(i), text, sampling, top_k=top_k) for i, text in enumerate(prompts(count, 12))]
@@ -130,6 +135,28 @@ def test_a_mixed_batch_agrees_with_plain_torch_on_a_cpu(architecture: str, tiny_
         assert_close(got[name].tokens, result.tokens)
         if any(chunk.prompt for chunk in result.chunks):
             assert_close(got[name].prompt, result.prompt)
+
+
+def test_long_lists_share_their_memory(tiny_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than whole vocabularies would fit, each with more places than the rows that are scored together."""
+    monkeypatch.setattr("neper.engine.settings.MAX_LISTED", 2 * VOCAB_SIZE)
+    directory, texts = tiny_dir("llama"), prompts(3, 6)
+    asked: list[dict[str, Any]] = [
+        {"top_k": 70, "prompt_top_k": 70},
+        {"prompt_top_k": 0, "prompt_logprob_token_ids": tuple(range(9, 379, 5))},
+        {"top_k": 75, "prompt_top_k": 2},
+    ]
+    items = [
+        Request(request_id=f"{i}", prompt_token_ids=text, sampling=one_token(), logprobs=LogprobParams(**fields))
+        for i, (text, fields) in enumerate(zip(texts, asked, strict=True))
+    ]
+    sizes = {"max_logprobs": -1, "max_num_seqs": 3, "max_num_batched_tokens": 24}
+    with reference():
+        want = run(make_core(directory, **sizes), items)
+    for name, result in run(kernel_core(directory, **sizes), items).items():
+        assert len(result.prompt) == 5
+        assert_close(result.prompt, want[name].prompt)
+        assert_close(result.tokens, want[name].tokens)
 
 
 @pytest.mark.slow

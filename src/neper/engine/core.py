@@ -14,14 +14,23 @@ from neper.engine.plan.blocks import BlockManager
 from neper.engine.plan.grammars import NOT_ALLOWED, EngineGrammars
 from neper.engine.plan.scheduler import ScheduledChunk, Scheduler
 from neper.engine.plan.sequence import Sequence
-from neper.engine.settings import MAX_LISTED
 from neper.engine.start import startup
 from neper.engine.step.masks import MaskBuilder
 from neper.engine.step.readback import StepOutput, StepResult
 from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends
-from neper.types import LOGPROBS_MODES, Fault, FinishReason, PackedRows, Progress, Request, SamplingParams, TokenChunk
+from neper.types import (
+    LISTED_WHOLE,
+    LOGPROBS_MODES,
+    Fault,
+    FinishReason,
+    PackedRows,
+    Progress,
+    Request,
+    SamplingParams,
+    TokenChunk,
+)
 
 if TYPE_CHECKING:
     from neper.text.matcher import Matcher
@@ -56,7 +65,7 @@ class EngineCore:
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
             vocab_size=source.config.vocab_size,
-            max_listed=MAX_LISTED,
+            max_listed=self.settings.max_listed(source.config.vocab_size),
             max_drafts=self.settings.max_drafts,
         )
         self._grammars = EngineGrammars(source.path, source.config.vocab_size)
@@ -227,7 +236,8 @@ class EngineCore:
         words = [token_id for word in sampling.bad_words for token_id in word]
         if request.prediction_token_ids and self._drafting is None:
             return "a prediction needs an engine that drafts: --speculative"
-        sets = sampling.allowed_token_ids, logprobs.token_ids
+        listed = logprobs.token_ids, logprobs.prompt_logprob_token_ids
+        sets = sampling.allowed_token_ids, *listed
         given = request.prompt_token_ids, request.prediction_token_ids
         for ids in (*given, sampling.logit_bias, sampling.stop_token_ids, words, *sets):
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
@@ -236,6 +246,10 @@ class EngineCore:
             return "a bad word has no tokens"
         if sampling.allowed_token_ids and logprobs.token_ids:
             return "allowed_token_ids and logprob_token_ids exclude each other"
+        if any(len(set(ids)) > LISTED_WHOLE for ids in listed):
+            return f"up to {LISTED_WHOLE} ids can be named to be listed"
+        if logprobs.prompt_logprob_token_ids and logprobs.prompt_top_k is None:
+            return "prompt_logprob_token_ids needs prompt_top_k"
         limit = self.settings.max_logprobs
         for top_k in (logprobs.top_k, logprobs.prompt_top_k):
             if top_k is not None and limit >= 0 and not 0 <= top_k <= limit:

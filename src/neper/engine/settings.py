@@ -19,7 +19,7 @@ LONGEST_LIST = 64
 """Where requests may list any number of ids: the longest list of the rows that are scored together."""
 
 MAX_LISTED = 2**22
-"""Most places of longer lists that are filled at once; so many ids and values are 32 MiB."""
+"""There the most places of longer lists that are filled at once; so many ids and values are 32 MiB."""
 
 DRAFT_TOKENS = 8
 """Most drafts of a request per step where nobody says how many."""
@@ -76,13 +76,18 @@ class EngineSettings:
         """Longest list of the rows that are scored together; longer ones are made a few rows at a time."""
         return self.max_logprobs if self.max_logprobs >= 0 else LONGEST_LIST
 
+    def max_listed(self, vocab_size: int) -> int:
+        """Most places of lists that are filled at once: those of a step's prompt positions, but for one position of
+        each sequence, or those of a group of rows with a way of their own.
+        """
+        places = max(self.max_num_batched_tokens * self.longest_list, self.max_rows * min(LISTED_WHOLE, vocab_size))
+        return max(places, MAX_LISTED, vocab_size) if self.max_logprobs < 0 else places
+
     def max_packed_words(self, vocab_size: int) -> int:
-        """Most words that a step packs: every row and every prompt position with the longest list."""
-        row = max(self.longest_list, min(LISTED_WHOLE, vocab_size))
-        words = self.max_num_batched_tokens * packed_width(self.longest_list)
-        if self.max_logprobs < 0:
-            row = vocab_size
-            words += 2 * (MAX_LISTED + self.max_rows * vocab_size)
+        """Most words that a step packs: every row with the longest list, and every prompt position."""
+        row = vocab_size if self.max_logprobs < 0 else max(self.longest_list, min(LISTED_WHOLE, vocab_size))
+        words = self.max_num_batched_tokens * packed_width(0)
+        words += 2 * (self.max_listed(vocab_size) + self.max_rows * row)
         return words + self.max_rows * packed_width(row)
 
 

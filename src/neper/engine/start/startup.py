@@ -182,6 +182,7 @@ def _runner(decoder: Decoder, chosen: EngineSettings, last_tokens: Tensor) -> Mo
         vocab_size=model.vocab_size,
         scores_on_device=not on_host,
         longest_list=chosen.longest_list,
+        max_listed=chosen.max_listed(model.vocab_size),
         buckets=buckets,
         scratch=scratch,
         window=window,

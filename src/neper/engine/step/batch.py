@@ -16,6 +16,7 @@ from neper.engine.plan.scheduler import SampledRow, ScheduledChunk, StepPlan
 from neper.engine.plan.sequence import Sequence
 from neper.engine.step.inputs import Array, InputBuffers, Layout, StepFields, to_device
 from neper.engine.step.masks import MaskBuilder
+from neper.engine.step.prompt_scores import PromptScoreInputs, prompt_score_inputs, scored_chunks
 from neper.engine.step.row_parameters import ROW_PARAMETERS
 from neper.engine.step.sampling_metadata import RowKind, SamplingMetadata, Scoring
 from neper.engine.step.view_rows import is_processed, is_view, view_rows
@@ -25,22 +26,6 @@ from neper.types import packed_width
 
 _UNSCORED = RowKind(Scoring.UNSCORED, False, 0)
 _PARAMETERS = ROW_PARAMETERS.columns()
-
-
-@dataclass(frozen=True)
-class PromptScoreInputs:
-    """The P prompt positions of one chunk that are scored.
-
-    Attributes:
-        hidden_rows: for those positions the rows before them in the step's hidden states.
-        token_ids: [P] int32, the prompt tokens at those positions.
-        top_k: places of each list.
-    """
-
-    chunk: ScheduledChunk
-    hidden_rows: slice
-    token_ids: Tensor
-    top_k: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +62,7 @@ class BatchBuilder:
     Args:
         scores_on_device: rows that want scores are packed with them; else only those of their own kind are.
         longest_list: longest list of the rows that are scored together.
+        max_listed: most places of lists that are filled at once.
         buckets: row counts that are padded to, ascending; empty = nothing is padded.
         scratch: of the attention kernels.
         window: most tokens of a sequence with drafts.
@@ -90,6 +76,7 @@ class BatchBuilder:
         vocab_size: int,
         scores_on_device: bool,
         longest_list: int,
+        max_listed: int,
         buckets: Items[int] = (),
         scratch: AttentionScratch | None = None,
         window: int = 1,
@@ -99,6 +86,7 @@ class BatchBuilder:
         self._vocab_size = vocab_size
         self._scores_on_device = scores_on_device
         self._longest_list = longest_list
+        self._max_listed = max_listed
         self._buckets = buckets
         self._scratch = scratch
         self._window = window
@@ -127,6 +115,8 @@ class BatchBuilder:
         if is_decode:
             num_tokens = num_rows = self.padded(num_own)
         tiles = _tiles(chunks)
+        scored = scored_chunks(chunks, self._vocab_size)
+        targets = [token_id for chunk in scored for token_id in chunk.token_ids]
         num_padded = len(chunks) + num_tokens - num_own  # each padding row is a sequence
         num_seqs = num_tokens if is_decode else len(chunks)
         num_few = num_padded if is_decode else sum(chunk.length <= MAX_WINDOW for chunk in chunks)
@@ -135,7 +125,7 @@ class BatchBuilder:
             tokens=num_tokens,
             seqs=num_seqs,
             items=self._most_items(num_tokens if is_decode else num_few),
-            targets=sum(chunk.score_end - chunk.score_start for chunk in chunks),
+            targets=len(targets),
             tiles=len(tiles),
             width=max(len(chunk.seq.block_table) for chunk in chunks),
         )
@@ -144,6 +134,7 @@ class BatchBuilder:
         self._fill_tokens(arrays, chunks)
         self._fill_items(arrays, chunks, num_few)
         arrays.tiles[:] = tiles
+        arrays.targets[:] = targets
         self._fill_rows(arrays, [(row, place, kinds[row.chunk]) for row, place in sampled])
         fields = self._buffers.send(places)
         # Of single tokens those with a row come first: row i of the hidden states is row i of the sampled ones.
@@ -156,7 +147,7 @@ class BatchBuilder:
             is_decode=is_decode,
             window=window,
             sample=self._sampling_metadata([row for row, _ in sampled], kinds, fields) if sampled else None,
-            prompt_scores=tuple(_prompt_scores(chunks, fields.targets, self._vocab_size)),
+            prompt_scores=tuple(prompt_score_inputs(scored, fields.targets, self._max_listed)),
         )
 
     def decode_inputs(self, rows: int, window: int = 1) -> tuple[Tensor, AttentionInputs, StepFields[Tensor]]:
@@ -228,11 +219,6 @@ class BatchBuilder:
             row = rows.stop
         ids[row:] = positions[row:] = 0
         slot_mapping[row:] = -1
-        target = 0
-        for chunk in chunks:
-            scored = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
-            arrays.targets[target : target + len(scored)] = scored
-            target += len(scored)
 
     def _kind(self, row: SampledRow) -> RowKind:
         """The kind of a chunk's rows, by the first of them: later ones are edited only where it is."""
@@ -299,7 +285,7 @@ class BatchBuilder:
             penalized=tuple(row for row, p in enumerate(params) if p.penalized),
             masked=tuple(row for row, p in enumerate(params) if p.masked),
             mask_builder=self._masks,
-            views=tuple(view_rows(rows[views], views.start, self._vocab_size, device)),
+            views=tuple(view_rows(rows[views], views.start, self._vocab_size, self._max_listed, device)),
             scored=tuple((top_k, len(list(run))) for top_k, run in scored),
         )
 
@@ -345,25 +331,6 @@ def _tiles(chunks: Items[ScheduledChunk]) -> Array:
             ]
         row += chunk.length
     return np.array(tiles, dtype=np.int32).reshape(-1, 3)
-
-
-def _prompt_scores(chunks: Items[ScheduledChunk], targets: Tensor, vocab_size: int) -> list[PromptScoreInputs]:
-    scores, row, target = [], 0, 0
-    for chunk in chunks:
-        count = chunk.score_end - chunk.score_start
-        if count:
-            begin = row + chunk.score_start - 1 - chunk.start
-            scores.append(
-                PromptScoreInputs(
-                    chunk=chunk,
-                    hidden_rows=slice(begin, begin + count),
-                    token_ids=targets[target : target + count],
-                    top_k=chunk.seq.request.num_prompt_listed(vocab_size) or 0,
-                )
-            )
-            target += count
-        row += chunk.length
-    return scores
 
 
 def _bias(sampled: Items[SampledRow], vocab_size: int, device: torch.device) -> Bias | None:

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from neper.engine import memory
 from neper.engine.plan.scheduler import SampledRow
-from neper.engine.step.batch import BatchInputs, PromptScoreInputs
+from neper.engine.step.batch import BatchInputs
 from neper.engine.step.inputs import to_device
 from neper.engine.step.kernel_sampler import KernelSampler
 from neper.engine.step.packed import Packed, PromptRows, TokenRows
+from neper.engine.step.prompt_scores import PromptScoreInputs
 from neper.engine.step.readback import Readback
 from neper.engine.step.reference_sampler import ReferenceSampler
 from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.models.decoder import Decoder
-from neper.ops import token_logprobs
+from neper.ops import linear_logprobs, token_logprobs
 from neper.ops.packing.reference import pack_scores
 from neper.types import PackedRows
 
@@ -55,7 +56,9 @@ class HostScoring:
 
     def run(self, hidden: Tensor, inputs: BatchInputs) -> Packed:
         """Next tokens of a step whose hidden states are [T, D], and scores once the copies have arrived."""
-        prompts = {prompt.chunk: self._score_prompt(hidden, prompt) for prompt in inputs.prompt_scores}
+        prompts: PromptRows = {}
+        for group in inputs.prompt_scores:
+            prompts |= self._score_prompts(hidden, group)
         packed = self._sampler.run(hidden, replace(inputs, prompt_scores=()))
         scored = [] if inputs.sample is None else self._scored(inputs.sample)
         self._readback.counters.scored_rows += len(scored) + sum(map(len, prompts.values()))
@@ -89,19 +92,32 @@ class HostScoring:
         with self._readback.beside():
             return self._readback.copy(logits.index_select(0, index), self._pinned[self._turn])
 
-    def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs) -> PackedRows:
+    def _score_prompts(self, hidden: Tensor, prompts: PromptScoreInputs) -> PromptRows:
         """Scores of prompt positions; waits for the logits, a piece at a time."""
-        rows, chunk = hidden[inputs.hidden_rows], inputs.chunk
-        token_ids = chunk.seq.token_ids[chunk.score_start : chunk.score_end]
-        packed: list[bytes] = []
-        each = len(self._pinned[2]) if self._pinned else len(rows)
-        for begin in range(0, len(rows), each):
-            logits = self._decoder.logits(rows[begin : begin + each])
-            if self._pinned:
-                logits = self._readback.fetch(logits, self._pinned[2])
-            ids = torch.tensor(token_ids[begin : begin + len(logits)])
-            packed += [row.data for row in _score(logits, ids, [inputs.top_k] * len(ids))]
-        return PackedRows(inputs.top_k, b"".join(packed))
+        rows, host = prompts.hidden(hidden), torch.device("cpu")
+        token_ids = torch.tensor([token_id for scored in prompts.chunks for token_id in scored.token_ids])
+
+        def logits_of(numbers: Tensor) -> Tensor:
+            """Logits of the rows with these numbers [n, 1], which stand for hidden states on the device."""
+            logits = self._decoder.logits(rows[int(numbers[0]) : int(numbers[-1]) + 1])
+            return (self._readback.fetch(logits, self._pinned[2]) if self._pinned else logits).float()
+
+        vocab_size = self._decoder.config.vocab_size
+        scores = linear_logprobs(
+            torch.arange(len(rows), dtype=torch.float32).unsqueeze(1),
+            logits_of,
+            token_ids,
+            prompts.top_k,
+            vocab_size=vocab_size,
+            row_top_k=prompts.row_top_k(host),
+            logprob_token_ids=prompts.named(host),
+            max_logits_bytes=4 * vocab_size * (len(self._pinned[2]) if self._pinned else len(rows)),
+        )
+        packed: PromptRows = {}
+        for scored, part in prompts.parts():
+            words = pack_scores(token_ids[part], scores.take(part), scored.places)
+            packed[scored.chunk] = PackedRows(scored.places, words.numpy().tobytes())
+        return packed
 
 
 def _score_rows(logits: Tensor, rows: Items[SampledRow], top_k: Items[int], tokens: TokenRows) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from neper.engine import memory
-from neper.engine.settings import MAX_LISTED, EngineSettings
-from neper.engine.step.batch import BatchInputs, PromptScoreInputs
+from neper.engine.settings import EngineSettings
+from neper.engine.step.batch import BatchInputs
 from neper.engine.step.inputs import RowFields
-from neper.engine.step.packed import Packed, Segment, token_segments
+from neper.engine.step.packed import Packed, prompt_segments, token_segments
 from neper.engine.step.penalties import PenaltyTables
+from neper.engine.step.prompt_scores import PromptScoreInputs
 from neper.engine.step.readback import Readback
 from neper.engine.step.sampling_metadata import SamplingMetadata
-from neper.engine.step.view_rows import ViewRows
+from neper.engine.step.view_rows import ViewRows, parts
 from neper.models.decoder import Decoder
 from neper.ops import LogprobBuffers, TokenLogprobs, backends, greedy_tokens, linear_logprobs, token_logprobs
 from neper.ops.backends import StepKernels
@@ -25,7 +27,7 @@ from neper.ops.logprobs.api import LIST_SIZES, list_sizes
 from neper.ops.packing.api import PackRows
 from neper.ops.packing.reference import pack_scores
 from neper.ops.sampling.reference import edit_logits
-from neper.types import LISTED_WHOLE, packed_width
+from neper.types import packed_width
 
 _PROMPT_LOGITS_BYTES = 256 * 2**20
 
@@ -70,8 +72,8 @@ class SamplerBuffers:
         kept: the fields of rows that are scored, [rows] int32 each: their own are the next step's by then.
         scratch: int32, of the kernels that choose.
         scores: of the reduction of all rows together; None where those scores are not computed on the device.
-        view_scores: of rows with a way of their own, lists as long as a set that is listed whole.
-        full_scores: of a few rows that list all ids; None where none may.
+        long_lists: of rows with a way of their own and of prompts, where their lists do not fit there. The places of
+            its lists are shared out anew by each call.
     """
 
     logits: Tensor
@@ -82,17 +84,24 @@ class SamplerBuffers:
     kept: PackRows
     scratch: Tensor
     scores: LogprobBuffers | None
-    view_scores: LogprobBuffers
-    full_scores: LogprobBuffers | None
+    long_lists: LogprobBuffers
+
+    def lists(self, rows: int, places: int) -> LogprobBuffers:
+        """Memory for `rows` rows with lists of `places`, up to `max_listed` in all."""
+        if self.scores is not None and places <= self.scores.scores.top_ids.shape[1]:
+            return self.scores
+        scores = self.long_lists.scores
+        ids, logprobs = (
+            flat.view(-1)[: rows * places].view(rows, places) for flat in (scores.top_ids, scores.top_logprobs)
+        )
+        return replace(self.long_lists, scores=scores._replace(top_ids=ids, top_logprobs=logprobs))
 
     @property
     def logprob_bytes(self) -> int:
         """Bytes of what exists for logprobs alone: scores, their packed words, logits beyond those of a step's rows."""
         rows = len(self.logits) - len(self.token_ids)
-        scores = [
-            buffers.nbytes for buffers in (self.scores, self.view_scores, self.full_scores) if buffers is not None
-        ]
-        return sum(scores) + self.words.nbytes + rows * self.logits[0].nbytes
+        scores = self.long_lists.nbytes + (0 if self.scores is None else self.scores.nbytes)
+        return scores + self.words.nbytes + rows * self.logits[0].nbytes
 
     @staticmethod
     def allocate(
@@ -102,15 +111,13 @@ class SamplerBuffers:
         device, dtype, max_rows = settings.device, settings.dtype, settings.max_rows
         on_device = settings.scoring == "device"
         tile = max(1, min(settings.max_num_batched_tokens, _PROMPT_LOGITS_BYTES // (vocab_size * dtype.itemsize)))
-        together = full = None
+        rows, scratch_rows = max(settings.max_num_batched_tokens, max_rows), max(max_rows, tile)
+        together = None
         if on_device:
-            rows, width = max(settings.max_num_batched_tokens, max_rows, tile), max(1, *_buckets(settings.longest_list))
-            together = _score_buffers(settings, vocab_size, rows, width, scratch_rows=max(max_rows, tile))
-        listed = max(settings.longest_list, min(LISTED_WHOLE, vocab_size))
-        views = _score_buffers(settings, vocab_size, max_rows, listed, scratch_rows=max_rows)
-        if settings.max_logprobs < 0:
-            rows = max(1, MAX_LISTED // vocab_size)
-            full = _score_buffers(settings, vocab_size, rows, vocab_size, scratch_rows=rows)
+            width = max(1, *_buckets(settings.longest_list))
+            together = _score_buffers(settings, vocab_size, rows, width, scratch_rows=scratch_rows)
+        width = -(-settings.max_listed(vocab_size) // rows)
+        long_lists = _score_buffers(settings, vocab_size, rows, width, scratch_rows=scratch_rows)
         words = kernels.sampling.scratch_words(max_rows, vocab_size)
         kept = memory.allocate("tokens", "max_num_seqs", 3, max_rows, dtype=torch.int32, device=device)
         return SamplerBuffers(
@@ -124,8 +131,7 @@ class SamplerBuffers:
             kept=PackRows(*kept.unbind()),
             scratch=memory.allocate("sampling", "max_num_seqs", words, dtype=torch.int32, device=device),
             scores=together,
-            view_scores=views,
-            full_scores=full,
+            long_lists=long_lists,
         )
 
 
@@ -194,8 +200,8 @@ class KernelSampler:
         packed = Packed(words=self.buffers.words)
         if inputs.sample is not None:
             self._sample(hidden, inputs, inputs.sample, packed)
-        for prompt in inputs.prompt_scores:
-            self._score_prompt(hidden, prompt, packed)
+        for prompts in inputs.prompt_scores:
+            self._score_prompts(hidden, prompts, packed)
         return packed
 
     def _sample(self, hidden: Tensor, inputs: BatchInputs, sample: SamplingMetadata, packed: Packed) -> None:
@@ -229,17 +235,8 @@ class KernelSampler:
         _, token_ids, valid = self._kept(sample.num_padded)
         token_ids, valid = token_ids[view.rows], valid[view.rows]
         source = sample.view_logits(view, self.buffers.logits[: sample.num_padded], edited)
-        scores = view.score(source, token_ids, valid, out=self._list_buffers(max(k for _, k in view.parts())))
-        for part, top_k in view.parts():
-            end = begin + (part.stop - part.start) * packed_width(top_k)
-            pack_scores(token_ids[part], scores.take(part), top_k, self.buffers.words[begin:end])
-            begin = end
-        return begin
-
-    def _list_buffers(self, listed: int) -> LogprobBuffers:
-        """Where lists of so many places fit."""
-        views, full = self.buffers.view_scores, self.buffers.full_scores
-        return views if full is None or listed <= views.scores.top_ids.shape[1] else full
+        out = self.buffers.lists(len(token_ids), max(places for places, _ in view.listed))
+        return self._pack(begin, token_ids, view.score(source, token_ids, valid, out), view.listed)
 
     def choose(self, hidden: Tensor, choice: Choice, fields: RowFields[Tensor]) -> None:
         """Make the logits of a step's rows from its hidden states, choose their tokens, and pack or keep them."""
@@ -315,19 +312,30 @@ class KernelSampler:
         """The logits of hidden states [n, D], in the buffer."""
         return self._decoder.logits(hidden, out=self.buffers.logits[: len(hidden)])
 
-    def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, packed: Packed) -> None:
+    def _score_prompts(self, hidden: Tensor, prompts: PromptScoreInputs, packed: Packed) -> None:
+        token_ids = prompts.token_ids
         scores = linear_logprobs(
-            hidden[inputs.hidden_rows],
+            prompts.hidden(hidden),
             self._logits,
-            inputs.token_ids,
-            inputs.top_k,
+            token_ids,
+            prompts.top_k,
             vocab_size=self._decoder.config.vocab_size,
+            row_top_k=prompts.row_top_k(hidden.device),
+            logprob_token_ids=prompts.named(hidden.device),
             max_logits_bytes=self.buffers.logits.nbytes,
-            out=self.buffers.scores if inputs.top_k <= self._buckets[-1] else self.buffers.full_scores,
+            out=self.buffers.lists(len(token_ids), prompts.chunks[-1].places),
         )
         begin = packed.num_words
-        packed.segments.append(Segment(len(inputs.token_ids), inputs.top_k, prompt=inputs.chunk))
-        pack_scores(inputs.token_ids, scores, inputs.top_k, self.buffers.words[begin : packed.num_words])
+        packed.segments += prompt_segments(prompts)
+        self._pack(begin, token_ids, scores, prompts.listed)
+
+    def _pack(self, begin: int, token_ids: Tensor, scores: TokenLogprobs, listed: Items[tuple[int, int]]) -> int:
+        """Pack runs of scored rows from word `begin` on; returns the word after them."""
+        for part, top_k in parts(listed):
+            end = begin + (part.stop - part.start) * packed_width(top_k)
+            pack_scores(token_ids[part], scores.take(part), top_k, self.buffers.words[begin:end])
+            begin = end
+        return begin
 
 
 def _pack_rows(fields: RowFields[Tensor]) -> PackRows:

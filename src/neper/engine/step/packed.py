@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from neper.engine.plan.scheduler import SampledRow, ScheduledChunk
+from neper.engine.step.prompt_scores import PromptScoreInputs
 from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.types import PackedRows, packed_width
 
@@ -72,3 +73,9 @@ def token_segments(inputs: SamplingMetadata) -> Iterator[Segment]:
         if count:
             yield Segment(count, top_k, sampled=inputs.rows[start : start + count])
             start += count
+
+
+def prompt_segments(inputs: PromptScoreInputs) -> Iterator[Segment]:
+    """The layout of the scores of prompts."""
+    for scored in inputs.chunks:
+        yield Segment(len(scored), scored.places, prompt=scored.chunk)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neper.engine.step.batch import BatchInputs, PromptScoreInputs
-from neper.engine.step.packed import Packed, Segment, token_segments
+from neper.engine.step.batch import BatchInputs
+from neper.engine.step.packed import Packed, prompt_segments, token_segments
 from neper.engine.step.penalties import PenaltyTables
+from neper.engine.step.prompt_scores import PromptScoreInputs
 from neper.engine.step.sampling_metadata import SamplingMetadata
 from neper.engine.step.view_rows import parts
 from neper.models.decoder import Decoder
@@ -39,8 +40,8 @@ class ReferenceSampler:
         words: list[Tensor] = []
         if inputs.sample is not None:
             self._sample(hidden, inputs.sample, words, packed)
-        for prompt in inputs.prompt_scores:
-            self._score_prompt(hidden, prompt, words, packed)
+        for prompts in inputs.prompt_scores:
+            self._score_prompts(hidden, prompts, words, packed)
         packed.words = torch.cat(words) if words else None
         return packed
 
@@ -101,13 +102,16 @@ class ReferenceSampler:
         largest_k = max(top_k for top_k, _ in inputs.scored)
         return token_logprobs(logits, token_ids, max(1, largest_k) if listed else largest_k)
 
-    def _score_prompt(self, hidden: Tensor, inputs: PromptScoreInputs, words: list[Tensor], packed: Packed) -> None:
+    def _score_prompts(self, hidden: Tensor, prompts: PromptScoreInputs, words: list[Tensor], packed: Packed) -> None:
+        token_ids = prompts.token_ids
         scores = linear_logprobs(
-            hidden[inputs.hidden_rows],
+            prompts.hidden(hidden),
             self._decoder.logits,
-            inputs.token_ids,
-            inputs.top_k,
+            token_ids,
+            prompts.top_k,
             vocab_size=self._decoder.config.vocab_size,
+            row_top_k=prompts.row_top_k(hidden.device),
+            logprob_token_ids=prompts.named(hidden.device),
         )
-        words.append(pack_scores(inputs.token_ids, scores, inputs.top_k))
-        packed.segments.append(Segment(len(inputs.token_ids), inputs.top_k, prompt=inputs.chunk))
+        words += [pack_scores(token_ids[part], scores.take(part), k) for part, k in parts(prompts.listed)]
+        packed.segments += prompt_segments(prompts)

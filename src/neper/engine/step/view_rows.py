@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from neper.engine.plan.scheduler import SampledRow
-from neper.engine.settings import MAX_LISTED
 from neper.engine.step.inputs import to_device
 from neper.ops import DrawInputs, LogprobBuffers, TokenLogprobs, TokenSets, token_logprobs
 from neper.ops.sampling.reference import filter_logits_
@@ -109,14 +108,19 @@ def is_processed(row: SampledRow, vocab_size: int) -> bool:
     return row.edited or (not sampling.greedy and sampling.filters(vocab_size))
 
 
-def view_rows(sampled: Items[SampledRow], begin: int, vocab_size: int, device: torch.device) -> Iterator[ViewRows]:
-    """The groups of these rows, of which the first is row `begin` of the step: processed ones and others apart."""
+def view_rows(
+    sampled: Items[SampledRow], begin: int, vocab_size: int, max_listed: int, device: torch.device
+) -> Iterator[ViewRows]:
+    """The groups of these rows, of which the first is row `begin` of the step: processed ones and others apart.
+
+    A group's lists have up to `max_listed` places.
+    """
     for processed, run in groupby(sampled, key=lambda row: is_processed(row, vocab_size)):
         rest = list(run)
         while rest:
             # Sorted by length, so the longest list is the last one's: few rows of long lists make a group.
             count = 1
-            while count < len(rest) and (count + 1) * _listed(rest[count], vocab_size) <= MAX_LISTED:
+            while count < len(rest) and (count + 1) * _listed(rest[count], vocab_size) <= max_listed:
                 count += 1
             yield _group(rest[:count], begin, vocab_size, device, processed)
             begin += count

@@ -33,17 +33,26 @@ class TokenSets:
     begin: int = 0
 
     @staticmethod
-    def of(sets: Sequence[Iterable[int] | None], device: torch.device | str = "cpu") -> TokenSets:
+    def of(
+        sets: Sequence[Iterable[int] | None],
+        device: torch.device | str = "cpu",
+        *,
+        repeats: Sequence[int] | None = None,
+    ) -> TokenSets:
         """The sets of these lists of ids; an id that is named twice counts once.
 
         Args:
             sets: for each row a list (or set, or array) of ids; empty or None where the row has none.
+            repeats: how many rows in a row have each of the sets; None = one each.
 
         Raises:
             InvalidRequestError: on a negative id, and on anything but one list of integers per row.
         """
         rows = [_distinct(index, ids) for index, ids in enumerate(sets)]
         lengths = np.asarray([len(row) for row in rows], dtype=np.int64)
+        if repeats is not None:
+            rows = [np.tile(row, count) for row, count in zip(rows, repeats, strict=True)]
+            lengths = np.repeat(lengths, repeats)
         flat = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
         if len(flat) and flat.min() < 0:
             raise InvalidRequestError(f"token ids must not be negative, got {flat.min()}")
