@@ -22,7 +22,6 @@ from neper.types import (
     Request,
     SamplingParams,
     TokenChunk,
-    listed_places,
 )
 
 ALL_SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
@@ -89,8 +88,12 @@ def listed(row: Float32Array, request: Request) -> list[int]:
     places = request.num_listed(len(row)) or 0
     named = request.logprobs.token_ids or request.sampling.allowed_token_ids
     if len(set(named)) == places:
-        return sorted(set(named), key=lambda token_id: (-row[token_id], token_id))
+        return in_order(row, named)
     return top(row, places)
+
+
+def in_order(row: Float32Array, named: Sequence[int]) -> list[int]:
+    return sorted(set(named), key=lambda token_id: (-row[token_id], token_id))
 
 
 def pack(
@@ -170,11 +173,13 @@ class ScriptedEngine:
         name, prompt, logprobs = request.request_id, request.prompt_token_ids, request.logprobs
         found: list[TokenChunk] = []
         if logprobs.prompt_top_k is not None:
-            step, places = self.prompt_rows_per_chunk, listed_places(logprobs.prompt_top_k, vocab_size)
+            step, places = self.prompt_rows_per_chunk, request.num_prompt_listed(vocab_size) or 0
+            named = logprobs.prompt_logprob_token_ids
             for start in range(logprobs.prompt_start, len(prompt), step):
                 ids = prompt[start : start + step]
                 scored = [scores(position, token_id, vocab_size) for position, token_id in enumerate(ids, start)]
-                packed = pack(ids, scored, [top(row, places) for row in scored], places)
+                lists = [in_order(row, named) if named else top(row, places) for row in scored]
+                packed = pack(ids, scored, lists, places)
                 found.append(TokenChunk(request_id=name, prompt=packed))
         ids, finish, stop_token_id = self._sampled(request)
         for start in range(0, len(ids), self.tokens_per_chunk):

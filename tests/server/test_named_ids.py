@@ -130,6 +130,39 @@ def test_named_ids_are_listed_beside_the_sampled_one(client: Client, path: str) 
         assert choice["logprobs"]["token_logprobs"] == choice["token_logprobs"]
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_ids_named_for_a_prompt_are_listed_at_each_position(client: Client, path: str) -> None:
+    named = [300, 40, 383, 300, 7]
+    body: dict[str, Any] = {"prompt_logprobs": 2, "prompt_logprob_token_ids": named, "return_token_ids": True}
+    reply = client.post(path, **FIXED[path], **body, n=2, max_tokens=1).json()
+    choices = [reply] if path == CHAT else reply["choices"]
+    assert client.engine.submitted[0].logprobs.prompt_logprob_token_ids == (300, 40, 383, 7)
+    for choice in choices:
+        first, *entries = choice["prompt_logprobs"]
+        assert first is None
+        for position, (token_id, entry) in enumerate(zip(choice["prompt_token_ids"][1:], entries, strict=True), 1):
+            row = scores(position, token_id, VOCAB_SIZE)
+            order = sorted({*named} - {token_id}, key=lambda i: (-row[i], i))
+            assert [int(key) for key in entry] == [token_id, *order]
+            assert [e["logprob"] for e in entry.values()] == [pytest.approx(float(row[int(i)])) for i in entry]
+            ranks = [e["rank"] for e in entry.values()]
+            assert ranks == [1 + int((row > row[token_id]).sum()), *[None] * len(order)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_lists_the_ids_that_are_named_for_the_prompt(client: Client, stream: bool) -> None:
+    client.say(" answer")
+    named, prompt = [40, 41, 383], [5, 40, 6, 7]
+    body: dict[str, Any] = {"prompt": prompt, "logprobs": 1, "echo": True, "return_tokens_as_token_ids": True}
+    body["prompt_logprob_token_ids"] = named
+    reply = fold(client.events(COMPLETIONS, **body)) if stream else whole(client.complete(**body))
+    tops = reply["top_logprobs"]
+    for position, token_id in enumerate(prompt[1:], 1):
+        row = scores(position, token_id, VOCAB_SIZE)
+        assert tops[position] == {f"token_id:{i}": pytest.approx(float(row[i])) for i in {*named, token_id}}
+    assert all(len(found) <= 2 for found in tops[len(prompt) :])
+
+
 def test_a_sampled_token_outdoes_a_named_one_of_the_same_text(client: Client) -> None:
     # Ids from 330 on have no token: all of them read "".
     client.engine.reply = lambda request: [383]
@@ -177,10 +210,10 @@ BAD_IDS = [[], [-1], [VOCAB_SIZE], [10**30], [True], [1.0], ["5"], [None], [5, "
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids"])
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids", "prompt_logprob_token_ids"])
 @pytest.mark.parametrize("value", BAD_IDS, ids=lambda value: str(value)[:20])
 def test_wrong_ids(client: Client, path: str, name: str, value: Any) -> None:
-    message = check(client.post(path, **FIXED[path], logprobs=1, **{name: value}), 400, name)
+    message = check(client.post(path, **FIXED[path], logprobs=1, prompt_logprobs=1, **{name: value}), 400, name)
     if value == [VOCAB_SIZE]:
         assert str(VOCAB_SIZE) in message
         assert "outside the model's 384 ids" in message
@@ -194,6 +227,8 @@ def test_wrong_ids(client: Client, path: str, name: str, value: Any) -> None:
         ({"logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"logprob_token_ids": list(range(129)), "logprobs": 1}, "logprob_token_ids"),
         ({"logprob_token_ids": [5], "allowed_token_ids": [5], "logprobs": 1}, "logprob_token_ids"),
+        ({"prompt_logprob_token_ids": [5], "logprobs": 1}, "prompt_logprob_token_ids"),
+        ({"prompt_logprob_token_ids": list(range(129)), "prompt_logprobs": 1}, "prompt_logprob_token_ids"),
         *[
             ({"bad_words": value}, "bad_words")
             for value in ("x", 5, [5], [""], ["a", ""], ["x" * 101], ["x"] * 129, [None], {})
@@ -216,6 +251,7 @@ def test_sets_that_cannot_be(client: Client, path: str, body: dict[str, Any], pa
     "body",
     [
         {"logprob_token_ids": [*range(128), 5, 6], "logprobs": 0},
+        {"prompt_logprob_token_ids": [*range(128), 5, 6], "prompt_logprobs": 0},
         {"allowed_token_ids": [END], "min_tokens": 0},
         {"allowed_token_ids": [END], "min_tokens": 1, "ignore_eos": True},
         {"allowed_token_ids": [67, 70], "bad_words": ["a"]},
@@ -234,6 +270,8 @@ def test_what_an_engine_cannot_do(client: Client) -> None:
         check(
             client.post(path, **FIXED[path], logprobs=1, logprob_token_ids=[5]), 400, "logprob_token_ids", "unsupported"
         )
+        named = {"prompt_logprobs": 1, "prompt_logprob_token_ids": [5]}
+        check(client.post(path, **FIXED[path], **named), 400, "prompt_logprob_token_ids", "unsupported")
         for name, value in (("allowed_token_ids", [5]), ("bad_words", ["x"])):
             check(client.post(path, **FIXED[path], **{name: value}), 400, name, "unsupported")
 

@@ -87,6 +87,7 @@ class GenerationBody(RequestBody):
     logprobs_mode: LogprobsMode | None = None
     prompt_logprobs: Alternatives | None = None
     prompt_logprobs_start: NotNegative | None = None
+    prompt_logprob_token_ids: SomeIds | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
@@ -124,11 +125,15 @@ class GenerationBody(RequestBody):
                 raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
-        if self.prompt_start > 1 and not self.scores_prompt:
-            raise InvalidRequestError(
-                "prompt_logprobs_start needs scores of the prompt: prompt_logprobs, or echo with logprobs",
-                param="prompt_logprobs_start",
-            )
+        given = {
+            "prompt_logprobs_start": self.prompt_start > 1,
+            "prompt_logprob_token_ids": self.prompt_logprob_token_ids is not None,
+        }
+        for name, is_given in given.items():
+            if is_given and not self.scores_prompt:
+                raise InvalidRequestError(
+                    f"{name} needs scores of the prompt: prompt_logprobs, or echo with logprobs", param=name
+                )
 
     @property
     def scores_prompt(self) -> bool:

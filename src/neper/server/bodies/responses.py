@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from neper.errors import InvalidRequestError, UnsupportedError
 from neper.server.bodies.chat import ReasoningEffort, TopLogprobs
-from neper.server.bodies.completion import Alternatives, GenerationBody, NotNegative, Positive, StreamOptions
+from neper.server.bodies.completion import Alternatives, GenerationBody, NotNegative, Positive, SomeIds, StreamOptions
 from neper.server.bodies.response_items import ITEMS, InputItem, InputMessage, RawItem, read_item
 from neper.server.bodies.response_tools import (
     MAX_TOOLS,
@@ -108,6 +108,7 @@ class ResponsesBody(GenerationBody, dict=True):
     response_format: Annotated[ResponseFormat | None, Only()] = None
     prompt_logprobs: Annotated[Alternatives | None, Only()] = None
     prompt_logprobs_start: Annotated[NotNegative | None, Only()] = None
+    prompt_logprob_token_ids: Annotated[SomeIds | None, Only()] = None
     return_token_ids: Annotated[bool | None, Only()] = None
 
     @property

@@ -148,11 +148,19 @@ class Entries:
             tops.append(b"{%b}" % _interleave(keys, values)[1:])
         return LegacyArrays(b",".join(labels), b",".join(logprobs), b",".join(tops), b",".join(offsets))
 
-    def prompt(self, tokens: Sequence[TextToken], scored: Sequence[ScoreText], k: int, *, begin: int = -1) -> bytes:
+    def prompt(
+        self,
+        tokens: Sequence[TextToken],
+        scored: Sequence[ScoreText],
+        k: int,
+        *,
+        begin: int = -1,
+        named: bool = False,
+    ) -> bytes:
         """The `prompt_logprobs` list: null, then `{id: {decoded_token, logprob, rank}}`, the actual token first.
 
         The rank of an alternative is 1 + the number of strictly greater values before it. A top-k list holds all of
-        those.
+        those, and a list of `named` ids does not: theirs is null.
         """
         unscored = len(tokens) - len(scored)
         entries = [b"null"] * unscored
@@ -171,7 +179,7 @@ class Entries:
                     head = _prompt_head(i, self._alternative(i, token.held, place == begin)[0])
                 else:
                     head = self._prompt[i]
-                parts.append(b'%b%b,"rank":%d}' % (head, value, rank))
+                parts.append(b'%b%b,"rank":%b}' % (head, value, b"null" if named else b"%d" % rank))
             entries.append(b"{%b}" % b",".join(parts))
         return b",".join(entries)
 

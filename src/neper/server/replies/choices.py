@@ -97,9 +97,15 @@ class ChoicesReply(Reply[Body]):
         """The elements of a choice's `prompt_logprobs`; None where they are not wanted, or another choice's are its."""
         if self.request.prompt_logprobs is None or choice.request.logprobs.prompt_top_k is None:
             return None
-        k = listed_places(self.request.prompt_logprobs, self.service.engine.capabilities.vocab_size)
+        k = self.prompt_places(choice, self.request.prompt_logprobs)
         tokens, begin = read_prompt(choice.prompt, self.service.tokenizer)
-        return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin)
+        named = bool(choice.request.logprobs.prompt_logprob_token_ids)
+        return self.service.entries.prompt(tokens, prompt_scores(choice, k), k, begin=begin, named=named)
+
+    def prompt_places(self, choice: Choice, top_k: int) -> int:
+        """Alternatives to show of a prompt token where a field asks for `top_k`; named ids are shown all."""
+        named = choice.request.logprobs.prompt_logprob_token_ids
+        return len(named) if named else listed_places(top_k, self.service.engine.capabilities.vocab_size)
 
     def _chunk(self, choices: list[Any], **extra: Any) -> Struct:
         usage: Usage | UnsetType | None = UNSET

@@ -21,7 +21,7 @@ from neper.server.schemas.completions import (
     CompletionLogprobs,
 )
 from neper.server.service import Service
-from neper.types import JsonObject, PackedRows, listed_places
+from neper.types import JsonObject, PackedRows
 
 _LOGPROBS = template(CompletionLogprobs(tokens=[HOLE], token_logprobs=[HOLE], top_logprobs=[HOLE], text_offset=[HOLE]))
 
@@ -48,10 +48,7 @@ class CompletionReply(ChoicesReply[CompletionBody]):
 
     def __init__(self, service: Service, body: CompletionBody, generation: Generation, reply_id: str) -> None:
         super().__init__(service, body, generation, reply_id)
-        vocab_size = service.engine.capabilities.vocab_size
-        # A named set is listed whole, but a prompt always has its top N.
-        self._k = generation.choices[0].request.num_listed(vocab_size)
-        self._prompt_k = None if body.logprobs is None else listed_places(body.logprobs, vocab_size)
+        self._k = generation.choices[0].request.num_listed(service.engine.capabilities.vocab_size)
         self._n = body.n or 1
         self._states = [_State() for _ in generation.choices]
 
@@ -64,13 +61,14 @@ class CompletionReply(ChoicesReply[CompletionBody]):
             state.offset = len(text)
             if body.echo:
                 state.echo = text
-        if body.echo and self._prompt_k is not None and choice.request.logprobs.prompt_top_k is not None:
+        if body.echo and body.logprobs is not None and choice.request.logprobs.prompt_top_k is not None:
+            k = self.prompt_places(choice, body.logprobs)
             tokens, begin = read_prompt(prompt, tokenizer)
             state.echo_logprobs = self.service.entries.legacy(
                 tokens,
                 prompt.token_ids,
-                prompt_scores(choice, self._prompt_k),
-                self._prompt_k,
+                prompt_scores(choice, k),
+                k,
                 offset=0,
                 begin=begin,
                 ids_as_text=self.ids_as_text,

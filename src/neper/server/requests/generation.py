@@ -95,15 +95,19 @@ def logprob_params(service: Service, body: GenerationBody, top_k: int | None, *,
         _check_prompt_scores(capabilities, body, "prompt_logprobs")
     token_ids: tuple[int, ...] = ()
     if body.logprob_token_ids is not None:
-        token_ids = _named_ids(capabilities, body.logprob_token_ids)
+        token_ids = _named_ids(capabilities, body.logprob_token_ids, "logprob_token_ids")
         if top_k is None:
             raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    prompt_token_ids: tuple[int, ...] = ()
+    if body.prompt_logprob_token_ids is not None:
+        prompt_token_ids = _named_ids(capabilities, body.prompt_logprob_token_ids, "prompt_logprob_token_ids")
     return LogprobParams(
         top_k=top_k,
         mode=mode,
         token_ids=token_ids,
         prompt_top_k=body.prompt_logprobs,
         prompt_start=body.prompt_start,
+        prompt_logprob_token_ids=prompt_token_ids,
     )
 
 
@@ -319,8 +323,7 @@ def _check_prompt_scores(capabilities: Capabilities, body: GenerationBody, param
         )
 
 
-def _named_ids(capabilities: Capabilities, given: list[int]) -> tuple[int, ...]:
-    param = "logprob_token_ids"
+def _named_ids(capabilities: Capabilities, given: list[int], param: str) -> tuple[int, ...]:
     if not capabilities.logprob_token_ids:
         raise UnsupportedError(f"{param} is not supported by this engine", param=param)
     token_ids = distinct_ids(given, capabilities.vocab_size, param)

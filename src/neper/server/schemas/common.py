@@ -54,8 +54,10 @@ class Usage(Schema):
 
 
 class PromptEntry(Schema):
+    """A prompt token, or another id in its place. The rank of an id that was named to be listed is null."""
+
     logprob: Logprob
-    rank: Annotated[int, Meta(ge=1)]
+    rank: Annotated[int, Meta(ge=1)] | None
     decoded_token: str
 
 
