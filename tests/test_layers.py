@@ -17,6 +17,7 @@ FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 # What each top room may import.
 ARROWS = {
+    "arrow": "types",
     "config": "errors",
     "files": "errors",
     "guarded": "errors",
@@ -24,10 +25,10 @@ ARROWS = {
     "ops": "errors types",
     "models": "config errors files machine ops scratch types",
     "text": "errors files types",
-    "engine": "config errors files machine models ops scratch seeds text types",
+    "engine": "arrow config errors files machine models ops scratch seeds text types",
     "neper": "engine errors ops types",
     "wire": "config engine errors models neper text types",
-    "server": "config engine errors files models neper progress seeds text types wire",
+    "server": "arrow config engine errors files models neper progress seeds text types wire",
     "terminal": "text types",
     "chat": "config engine models progress terminal text types",
     "doctor": "config engine machine models neper ops",

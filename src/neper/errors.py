@@ -102,6 +102,14 @@ class MethodNotAllowedError(NeperError):
     code = "method_not_allowed"
 
 
+class NotAcceptableError(NeperError):
+    """The request accepts a form of reply alone (Arrow) that this server cannot write."""
+
+    status = 406
+    type = "invalid_request_error"
+    code = "not_acceptable"
+
+
 class ReceiveTimeoutError(NeperError):
     """The request did not arrive: its headers took too long, or its body stopped on the way."""
 

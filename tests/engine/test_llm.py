@@ -49,6 +49,28 @@ def test_score_is_the_prompt_logprobs(llm: LLM) -> None:
             assert np.array_equal(whole.prompt_logprobs.logprob, got)
 
 
+def test_a_reply_as_an_arrow_table_has_a_row_per_token(llm: LLM) -> None:
+    scored = LogprobParams(top_k=2, prompt_top_k=0, prompt_start=2, prompt_logprob_token_ids=(9, 5, 300))
+    [reply] = llm.generate("Hello, world!", GREEDY, scored)
+    assert reply.logprobs is not None
+    assert reply.prompt_logprobs is not None
+    table, begin = reply.to_arrow(prompt=3), len(reply.prompt_token_ids)
+    assert table["token_id"].to_pylist() == reply.prompt_token_ids + reply.token_ids
+    assert table["position"].to_pylist() == list(range(len(table)))
+    assert table["choice"].to_pylist() == [None] * begin + [3] * 12
+    assert table["logprob"].to_pylist() == [
+        None, None, *reply.prompt_logprobs.logprob.tolist(), *reply.logprobs.logprob.tolist()
+    ]  # fmt: skip
+    assert table["rank"].to_pylist()[2:] == reply.prompt_logprobs.rank.tolist() + reply.logprobs.rank.tolist()
+    for name in ("top_ids", "top_logprobs"):
+        assert table[name].to_pylist()[2:begin] == getattr(reply.prompt_logprobs, name).tolist()
+        assert table[name].to_pylist()[begin:] == getattr(reply.logprobs, name).tolist()
+    assert sorted(table["top_ids"][begin - 1].as_py()) == [5, 9, 300]
+    [plain] = llm.generate("Hello, world!", GREEDY)
+    assert plain.to_arrow()["token_id"].to_pylist() == table["token_id"].to_pylist()
+    assert plain.to_arrow()["top_ids"].null_count == len(table)
+
+
 def test_a_stop_string_cuts_the_text_and_frees_the_engine(llm: LLM) -> None:
     [free] = llm.generate("the quick", SamplingParams(temperature=0, max_tokens=40))
     middle = free.text[len(free.text) // 2 :][:3]

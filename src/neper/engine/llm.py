@@ -80,6 +80,23 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None
 
+    def to_arrow(self, prompt: int = 0) -> Any:
+        """Prompt and reply as a pyarrow.Table with the columns of `neper.arrow.TOKENS`, a row per token.
+
+        Args:
+            prompt: the number in the columns `prompt` and `choice`, for tables that are joined.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        from neper import arrow  # loads pyarrow
+
+        rows = PackedRows.pack(self.token_ids) if self.logprobs is None else self.logprobs
+        return arrow.table(
+            arrow.prompt_batches(prompt, self.prompt_token_ids, self.prompt_logprobs),
+            arrow.token_batches(prompt, prompt, len(self.prompt_token_ids), rows),
+        )
+
 
 @dataclass
 class _Reply:

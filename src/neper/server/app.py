@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
-from neper.errors import InvalidRequestError
+from neper.errors import InvalidRequestError, NotAcceptableError
 from neper.server.bodies.chat import ChatBody
 from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import ResponsesBody
@@ -31,12 +32,13 @@ from neper.server.replies.reply import Body, Reply, new_id
 from neper.server.replies.responses import ResponsesReply
 from neper.server.replies.sse import deliver
 from neper.server.requests.chat import chat_generation
-from neper.server.requests.generation import completion_generation
+from neper.server.requests.generation import completion_generation, table_generation
 from neper.server.requests.responses import response_generation
 from neper.server.schemas.models import Model, ModelList
 from neper.server.schemas.status import Health, Version
 from neper.server.service import Service
 from neper.server.tokenization import detokenize, tokenize, tokenizer_info
+from neper.server.transport.accept import wants_arrow
 from neper.server.transport.asgi import header, send_body, send_json, unless_left
 from neper.server.transport.exchange import Exchange
 from neper.text.tokenizer import Tokenizer
@@ -81,9 +83,7 @@ def create_app(
     app = Starlette(
         routes=[
             route("/v1/chat/completions", "POST", _generates(ChatBody, "chatcmpl", chat_generation, ChatReply)),
-            route(
-                "/v1/completions", "POST", _generates(CompletionBody, "cmpl", completion_generation, CompletionReply)
-            ),
+            route("/v1/completions", "POST", _completions),
             route("/v1/responses", "POST", _generates(ResponsesBody, "resp", response_generation, ResponsesReply)),
             route("/v1/models", "GET", _models),
             route("/v1/models/{name:path}", "GET", _model),
@@ -152,6 +152,25 @@ def _generates(
         await deliver(reply, Exchange.of(scope), receive, send, interval=interval)
 
     return handle
+
+
+_completions_as_json = _generates(CompletionBody, "cmpl", completion_generation, CompletionReply)
+
+
+async def _completions(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    if not wants_arrow(scope):
+        return await _completions_as_json(service, scope, receive, send)
+    table = await asyncio.to_thread(_completion_table)
+    await _generates(CompletionBody, "cmpl", table_generation, table)(service, scope, receive, send)
+
+
+def _completion_table() -> type[CompletionReply]:
+    """The class of replies in Arrow's form. pyarrow is loaded where the first request asks for it."""
+    try:
+        from neper.server.replies.table import CompletionTable
+    except ImportError as error:
+        raise NotAcceptableError(str(error)) from None
+    return CompletionTable
 
 
 async def _models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

@@ -106,6 +106,7 @@ class Choice:
     """One choice: its request, and its text so far. `step` turns the engine's chunks into deltas.
 
     Args:
+        scores: converts the scores of deltas to text, with those of others; None where nobody reads them as text.
         begins_text: the reply is a text of its own (a chat message), else it continues the prompt's.
         parser: tells the fields of the message; None where all text is one.
 
@@ -124,7 +125,7 @@ class Choice:
         prompt: Prompt,
         request: Request,
         tokenizer: Tokenizer,
-        scores: ScoreBatch,
+        scores: ScoreBatch | None,
         *,
         begins_text: bool = False,
         parser: MessageParser | JsonParser | None = None,
@@ -206,14 +207,14 @@ class Choice:
         if self._begins:
             begin = next((place for place, token in enumerate(tokens) if token.visible), -1)
             self._begins = begin < 0
-        scores = None
-        if self.validated:
-            if not (parts or self.finished):
-                return None  # a stream does not begin before there is something to show
-            if rows is not None and self.num_listed is not None:
-                scores = PendingScores(self._scores, rows)  # not in the batch, which is the event loop's
-        elif tokens and rows is not None and self.num_listed is not None:
-            scores = self._scores.add(rows)
+        scores, batch = None, self._scores
+        if self.validated and not (parts or self.finished):
+            return None  # a stream does not begin before there is something to show
+        if batch is not None and rows is not None and self.num_listed is not None:
+            if self.validated:
+                scores = PendingScores(batch, rows)  # not in the batch, which is the event loop's
+            elif tokens:
+                scores = batch.add(rows)
         first, self._started = not self._started, True
         return Delta(self.index, first, tokens, scores, sampled, begin, finish_reason, stop_reason, parts)
 

@@ -16,6 +16,7 @@ from neper.server.bodies.responses import PARTS, ResponsesBody
 from neper.server.bodies.strict import Strict, only_values
 from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
 from neper.server.schemas import chat, completions, models, responses, status, tokenization
+from neper.server.transport.accept import ARROW
 from neper.server.transport.asgi import ErrorReply
 from neper.types import JsonObject
 
@@ -35,6 +36,7 @@ class Operation(NamedTuple):
         chunk: the struct of an event, if it can stream.
         event: the struct of a named event, if its stream has named events.
         raises: errors besides those that any request can meet.
+        arrow: what a row of its reply in Arrow's form is, where it has that form.
         parts: structs in the body that are decoded by their type.
         required: fields that the body must have. Its struct has them optional, since null equals absent.
     """
@@ -47,6 +49,7 @@ class Operation(NamedTuple):
     body: type[Strict] | None = None
     chunk: type[msgspec.Struct] | None = None
     event: type[msgspec.Struct] | None = None
+    arrow: str | None = None
     raises: tuple[type[errors.NeperError], ...] = ()
     parts: tuple[type[Strict], ...] = ()
     required: tuple[str, ...] = ()
@@ -83,7 +86,8 @@ OPERATIONS = (
         completions.Completion,
         CompletionBody,
         completions.CompletionChunk,
-        raises=_GENERATES,
+        arrow="a token of a prompt or a choice",
+        raises=(*_GENERATES, errors.NotAcceptableError),
         required=("prompt",),
     ),
     Operation(
@@ -206,6 +210,9 @@ def _success(operation: Operation, version: Version) -> JsonObject:
         content = {"application/json": {"schema": {"type": "object"}}}
     else:
         content = _json(operation.reply)
+    if operation.arrow is not None:
+        description = f"Where Accept asks for it: an Arrow IPC stream. A row is {operation.arrow}."
+        content[ARROW.decode()] = {"schema": {"type": "string", "format": "binary", "description": description}}
     if operation.chunk is not None:
         chunk = _embedded({"anyOf": [_reference(operation.chunk), _reference(ErrorReply)]})
         content["text/event-stream"] = _stream(

@@ -151,11 +151,20 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[TextToken], 
 
 
 def prompt_scores(choice: Choice, k: int) -> list[ScoreText]:
-    """Scores of the prompt from the first position asked for. Raises EngineError when the engine left some out."""
+    """Scores of the prompt from the first position asked for, with `k` alternatives each."""
+    rows = prompt_rows(choice)
+    return [] if rows is None else read_scores(rows, k)
+
+
+def prompt_rows(choice: Choice) -> PackedRows | None:
+    """The rows of the prompt from the first position asked for; None where there are none.
+
+    Raises EngineError when the engine left some out.
+    """
     rows, expected = join_rows(choice.prompt_rows), len(choice.prompt.token_ids) - choice.request.logprobs.prompt_start
     if (len(rows) if rows is not None else 0) != expected:
         raise EngineError("the engine did not score all of the prompt that it was asked to")
-    return [] if rows is None else read_scores(rows, k)
+    return rows
 
 
 def _own_numbers(rows: PackedRows | None) -> bytes:

@@ -53,17 +53,11 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         self._states = [_State() for _ in generation.choices]
 
     def write_prompt(self, choice: Choice) -> None:
+        self.write_prompt_text(choice)
         body, state, prompt = self.request, self._states[choice.index], choice.prompt
-        tokenizer = self.service.tokenizer
-        if body.echo or self._k is not None:
-            # The spelling of its tokens, since a tokenizer may normalise the text of the request.
-            text = tokenizer.decode_bytes(prompt.token_ids[prompt.added_bos :]).decode("utf-8", "replace")
-            state.offset = len(text)
-            if body.echo:
-                state.echo = text
         if body.echo and body.logprobs is not None and choice.request.logprobs.prompt_top_k is not None:
             k = self.prompt_places(choice, body.logprobs)
-            tokens, begin = read_prompt(prompt, tokenizer)
+            tokens, begin = read_prompt(prompt, self.service.tokenizer)
             state.echo_logprobs = self.service.entries.legacy(
                 tokens,
                 prompt.token_ids,
@@ -74,6 +68,16 @@ class CompletionReply(ChoicesReply[CompletionBody]):
                 ids_as_text=self.ids_as_text,
             )
         state.prompt_logprobs = self.prompt_logprobs(choice)
+
+    def write_prompt_text(self, choice: Choice) -> None:
+        """Write what is shown of the text of a choice's prompt, and what offsets count of it."""
+        state, prompt = self._states[choice.index], choice.prompt
+        if self.request.echo or self._k is not None:
+            # The spelling of its tokens, since a tokenizer may normalise the text of the request.
+            text = self.service.tokenizer.decode_bytes(prompt.token_ids[prompt.added_bos :]).decode("utf-8", "replace")
+            state.offset = len(text)
+            if self.request.echo:
+                state.echo = text
 
     def begin(self) -> bytes:
         return b""
@@ -126,16 +130,14 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         # The first choice of a prompt had it scored, for all choices of that prompt.
         scored = self._states[index - index % self._n]
         pieces = [scored.echo_logprobs, *state.pieces] if scored.echo_logprobs is not None else state.pieces
-        scored_choice = self.generation.choices[index].scored
-        logprobs = ready(legacy_json(LegacyArrays.join(pieces))) if scored_choice else None
         reason: Any = state.last.finish_reason
         choice = CompletionChoice(
             index,
             "".join(state.text),
-            logprobs,
+            self.logprobs(index, pieces),
             reason,
             state.last.stop_reason,
-            **self.sampled_fields(index, join_rows(state.sampled)),
+            **self.sampled_fields(index, self.sampled(index)),
         )
         if scored.prompt_logprobs is not None:
             choice.prompt_logprobs = ready(b"[%b]" % scored.prompt_logprobs)
@@ -145,6 +147,14 @@ class CompletionReply(ChoicesReply[CompletionBody]):
         if index % self._n == self._n - 1:
             scored.echo_logprobs = scored.prompt_logprobs = None
         return choice
+
+    def logprobs(self, index: int, pieces: list[LegacyArrays]) -> Any:
+        """The `logprobs` of a choice of the full reply."""
+        return ready(legacy_json(LegacyArrays.join(pieces))) if self.generation.choices[index].scored else None
+
+    def sampled(self, index: int) -> PackedRows | None:
+        """The rows of all sampled tokens of a choice."""
+        return join_rows(self._states[index].sampled)
 
     def _arrays(self, delta: Delta, state: _State) -> LegacyArrays | None:
         if self._k is None or delta.scores is None:

@@ -26,6 +26,8 @@ class Reply(ABC, Generic[Body]):
 
     done = b""
     """The end of every stream, broken ones too."""
+    content_type = b"application/json"
+    """The form of the full reply."""
 
     def __init__(self, service: Service, body: Body, generation: Generation, reply_id: str) -> None:
         self.service = service

@@ -50,7 +50,9 @@ async def deliver(reply: Reply[Any], exchange: Exchange, receive: Receive, send:
             exchange.error = await _stream(reply, exchange, send, interval)
         else:
             await _fold(reply, exchange)
-            exchange.reply_bytes += await send_parts(send, reply.parts(), in_thread=generation.scores_prompts)
+            exchange.reply_bytes += await send_parts(
+                send, reply.parts(), reply.content_type, in_thread=generation.scores_prompts
+            )
     finally:
         watcher.cancel()
         generation.close()

@@ -31,7 +31,10 @@ LONG_LIST = 128
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-async def completion_generation(service: Service, body: CompletionBody, reply_id: str) -> Generation:
+async def completion_generation(
+    service: Service, body: CompletionBody, reply_id: str, *, as_text: bool = True
+) -> Generation:
+    """A completion, not started; `as_text`: its scores are read as text."""
     logprobs = logprob_params(service, body, body.logprobs, param="logprobs")
     if body.echo and body.logprobs is not None:
         _check_prompt_scores(service.engine.capabilities, body, "echo")
@@ -54,8 +57,16 @@ async def completion_generation(service: Service, body: CompletionBody, reply_id
         body.max_tokens,
         default=DEFAULT_COMPLETION_TOKENS,
         begins_text=False,
+        as_text=as_text,
         constraint=constraint,
     )
+
+
+async def table_generation(service: Service, body: CompletionBody, reply_id: str) -> Generation:
+    """A completion whose scores are read as arrays."""
+    if body.stream:
+        raise InvalidRequestError("an Arrow stream has the whole reply: stream must be false", param="stream")
+    return await completion_generation(service, body, reply_id, as_text=False)
 
 
 def _prompt_sources(service: Service, body: CompletionBody) -> list[str | list[int]]:
@@ -121,6 +132,7 @@ async def new_generation(
     *,
     default: int | None,
     begins_text: bool,
+    as_text: bool = True,
     constraint: Constraint | None = None,
     parser: Callable[[], MessageParser | JsonParser] | None = None,
     prediction: Sequence[int] = (),
@@ -130,6 +142,7 @@ async def new_generation(
     Args:
         default: max_tokens where the body gives none; None = the rest of the context.
         begins_text: replies are texts of their own, not the continuation of a prompt's.
+        as_text: scores of generated tokens are read as text.
         constraint: what the text must follow.
         parser: makes the parser of a choice's text; None = the text is all content.
         prediction: ids of what much of each reply may be.
@@ -177,7 +190,7 @@ async def new_generation(
                     prompt,
                     request,
                     service.tokenizer,
-                    service.scores,
+                    service.scores if as_text else None,
                     begins_text=begins_text,
                     parser=None if parser is None else parser(),
                 )

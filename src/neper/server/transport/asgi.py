@@ -104,8 +104,8 @@ async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Sequ
     await send_body(send, body, b"application/json", status=status, headers=headers)
 
 
-async def send_parts(send: Send, parts: Iterator[bytes], *, in_thread: bool) -> int:
-    """Send JSON that is made in parts: whole if it is small, otherwise each part as soon as it is made.
+async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, *, in_thread: bool) -> int:
+    """Send a body that is made in parts: whole if it is small, otherwise each part as soon as it is made.
 
     Args:
         in_thread: make the parts in a thread, since each may take long.
@@ -126,10 +126,10 @@ async def send_parts(send: Send, parts: Iterator[bytes], *, in_thread: bool) -> 
         size += len(part)
     part = b"".join(made)
     if size < LARGE_REPLY:
-        await send_json(send, part)
+        await send_body(send, part, content_type)
         return size
     made.clear()
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", content_type)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while part:
         await send({"type": "http.response.body", "body": part, "more_body": True})
