@@ -16,9 +16,8 @@ import msgspec
 import typer
 from pyarrow import ipc
 
-from neper import machine
 from neper.bench.http_server import Server, serving
-from neper.bench.report import Column, Report, Series, Table, at_least, conditions, pairs, publish, slug, turns
+from neper.bench.report import Column, Report, Series, Table, at_least, conditions, pairs, publish, turns
 from neper.config import DEFAULT_MODEL
 from neper.errors import NeperError
 from neper.guarded import guarded
@@ -82,7 +81,7 @@ def measure(server: Server, prompt: list[int], top_k: int, accept: bytes) -> Cos
 
 
 def run(out: str | None, model: str, tokens: int, top_k: int, rounds: int) -> None:
-    """Measure, print the tables, and write `arrow-<processor>.json` and `.md` into the directory `out`."""
+    """Measure, print the tables, and write `arrow-cpu.json` and `.md` into the directory `out`."""
     root = Path(__file__).parent.parent
     text = "\n".join((root / name).read_text(encoding="utf-8") for name in TEXTS)
     costs = {name: (Series(f"{name}: bytes", "B"), Series(f"{name}: CPU", "ms")) for name in FORMS}
@@ -109,7 +108,7 @@ def run(out: str | None, model: str, tokens: int, top_k: int, rounds: int) -> No
         notes=[],
         series=[series for pair in costs.values() for series in pair],
     )
-    publish(report, out, f"arrow-{slug(machine.cpu_name())}")
+    publish(report, out, "arrow-cpu")
 
 
 @guarded
