@@ -12,6 +12,7 @@ COMMANDS: list[list[str]] = [
     [],
     ["serve"],
     ["chat"],
+    ["score"],
     ["engine"],
     ["doctor"],
     ["bench", "cpu"],

@@ -26,14 +26,15 @@ ARROWS = {
     "models": "config errors files machine ops scratch types",
     "text": "errors files types",
     "engine": "arrow config errors files machine models ops scratch seeds text types",
-    "neper": "engine errors ops types",
+    "neper": "engine errors ops score types",
     "wire": "config engine errors models neper text types",
     "server": "arrow config engine errors files models neper progress seeds text types wire",
     "terminal": "text types",
     "chat": "config engine models progress terminal text types",
+    "score": "config engine errors files progress types",
     "doctor": "config engine machine models neper ops",
     "bench": "config engine errors guarded machine models neper ops progress text types",
-    "cli": "bench chat config doctor engine errors guarded neper options server types wire",
+    "cli": "bench chat config doctor engine errors guarded neper options score server types wire",
     "__main__": "cli",
 }
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         StartupError,
     )
     from neper.ops import LogprobBuffers, TokenLogprobs, TokenSets, linear_logprobs, token_logprobs
+    from neper.score.dataset import score_dataset
+    from neper.score.row import ScoredRow
     from neper.types import FinishReason, LogprobParams, PackedRows, SamplingParams
 
 __version__ = "0.1.0"
@@ -37,12 +39,14 @@ __all__ = [
     "NeperError",
     "PackedRows",
     "SamplingParams",
+    "ScoredRow",
     "StartupError",
     "TextDelta",
     "TokenLogprobs",
     "TokenSets",
     "__version__",
     "linear_logprobs",
+    "score_dataset",
     "token_logprobs",
 ]
 
@@ -60,6 +64,8 @@ _HOMES = {
         "StartupError",
     ),
     "neper.ops": ("LogprobBuffers", "TokenLogprobs", "TokenSets", "linear_logprobs", "token_logprobs"),
+    "neper.score.dataset": ("score_dataset",),
+    "neper.score.row": ("ScoredRow",),
     "neper.types": ("FinishReason", "LogprobParams", "PackedRows", "SamplingParams"),
 }
 

@@ -7,13 +7,14 @@ import dataclasses
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import neper
 from neper.bench.commands import bench
-from neper.config import EngineConfig, LineEngineConfig, ServerConfig, WatchConfig
+from neper.config import EngineConfig, LineEngineConfig, ScoreConfig, ServerConfig, WatchConfig
 from neper.errors import StartupError
 from neper.guarded import INTERRUPTED, PLAIN_HELP, drop_stdout, guarded
 from neper.options import with_options
@@ -41,11 +42,12 @@ def root(
     \b
     neper serve                        an OpenAI-compatible server on http://127.0.0.1:8000
     neper chat "Name a colour."        one reply here, each token shaded by its probability
+    neper score texts.jsonl            log-likelihoods of the texts in a file
     neper engine MODEL                 an engine for other programs, on standard input and output
     neper doctor                       what this machine offers and what neper would use
 
     \b
-    Exit codes: 0 done, 1 an error (one line on stderr says which), 2 wrong usage,
+    Exit codes: 0 done, 1 an error (one line on stderr says which), 2 wrong usage, 3 some rows were not scored,
     130 interrupted with Ctrl-C, 141 the reader of a pipe went away.
     """
 
@@ -129,6 +131,60 @@ def chat(
         top=top,
         plain=plain,
     )
+
+
+@app.command()
+@guarded
+@with_options(skip=frozenset({"max_logprobs", "speculative", "draft_tokens"}))
+def score(
+    file: Annotated[Path, typer.Argument(help="Rows to score: a .jsonl, .csv or .parquet file.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File of the scores; its ending says its form. Default: FILE with .scored in it."),
+    ] = None,
+    errors: Annotated[
+        Path | None, typer.Option("--errors", help="File of the rows that failed. Default: OUT with .errors in it.")
+    ] = None,
+    prefix: Annotated[str, typer.Option("--prefix", help="Text before the names of the columns that are added.")] = "",
+    *,
+    config: ScoreConfig,
+    engine: EngineConfig,
+) -> None:
+    """Score the rows of a file with a model, and write them with their scores.
+
+    \b
+    Examples:
+      neper score texts.jsonl
+      neper score texts.parquet --stride 512 --dtype float32 --out scores.parquet
+      neper score rollouts.jsonl --mode reply --top 20 --model ./teacher
+
+    \b
+    $ cat texts.jsonl
+    {"id": 1, "text": "The sky is blue."}
+    $ neper score texts.jsonl
+    1 rows scored: texts.scored.jsonl
+    $ cat texts.scored.jsonl
+    {"id": 1, "text": "The sky is blue.", "logprob": ..., "num_tokens": 4, "perplexity": ..., "bits_per_byte": ...}
+
+    Columns that are added, by mode:
+
+    \b
+    text        logprob (of all scored tokens, natural log), num_tokens (those), perplexity, bits_per_byte
+    reply       logprob, num_tokens, and the lists of --top
+    --top K     token_ids, token_logprobs, and with K > 0 top_ids, top_logprobs: an entry per scored token
+
+    A killed or interrupted run (Ctrl-C) goes on when the same command is run again: no row is lost or computed twice,
+    but for those that were being computed. Until all rows are done, they are in OUT.part. OUT itself is never
+    overwritten. Rows that cannot be scored are in the file of errors, by number and reason; the exit code is then 3.
+
+    docs/scoring.md says how texts become tokens, and which of them are scored.
+    """
+    from neper.engine.remote.openmp import wait_briefly
+
+    wait_briefly()
+    from neper.score.run import run
+
+    raise typer.Exit(run(file, out, errors, prefix, config, engine))
 
 
 @app.command("engine")

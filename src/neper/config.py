@@ -19,6 +19,8 @@ TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("think", "mistral", "none")
 DRAFTERS = ("ngram", "mtp", "draft:MODEL")
 MAX_DRAFT_TOKENS = 16
+SCORE_MODES = ("text", "reply")
+BOS_RULES = ("auto", "always", "never")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_TIME_FORMAT = "%H:%M:%S"
@@ -108,6 +110,46 @@ class EngineConfig:
         if self.max_model_len is not None and self.max_model_len > limit:
             raise ConfigError(f"max_model_len {self.max_model_len} is beyond the model's context of {limit} tokens")
         return self.max_model_len or limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """What is scored in the rows of a file, and which columns hold it."""
+
+    mode: str = _option("text", "text: each row's text. reply: a reply to messages, token by token.")
+    top: int | None = _option(
+        None, "List each token, and this many alternatives of it; 0 = none. Default: no lists; 0 in mode reply."
+    )
+    stride: int | None = _option(
+        None,
+        "Mode text: texts beyond the model's context are scored by windows that begin every so many tokens. "
+        "Default: they are failed rows.",
+    )
+    bos: str = _option(
+        "auto",
+        "Mode text: put BOS before a text, so that its first token is scored as well: auto (as the tokenizer does), "
+        "always (the end-of-sequence token where there is no BOS), never.",
+    )
+    score_end: bool = _option(False, "Mode reply: score the token that ends the reply as well.")
+    text_column: str = _option("text", "Column of the text, in mode text.")
+    messages_column: str = _option("messages", "Column of the messages, in mode reply.")
+    reply_column: str = _option("reply", "Column of the reply: its text, or its token ids.")
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("mode", self.mode, SCORE_MODES), ("bos", self.bos, BOS_RULES)):
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+        if self.top is not None and self.top < 0:
+            raise ConfigError(f"top must be at least 0, got {self.top}")
+        if self.stride is not None and self.stride < 1:
+            raise ConfigError(f"stride must be at least 1, got {self.stride}")
+        for mode, name, used in (
+            ("text", "stride", self.stride is not None),
+            ("text", "bos", self.bos != "auto"),
+            ("reply", "score_end", self.score_end),
+        ):
+            if used and self.mode != mode:
+                raise ConfigError(f"{name} belongs to mode {mode}, and the mode is {self.mode}")
 
 
 @dataclass(frozen=True, kw_only=True)

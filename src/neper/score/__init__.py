@@ -1,0 +1,1 @@
+"""Scores of many rows: of a file by `neper score`, of any rows by `neper.score_dataset`."""
