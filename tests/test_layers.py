@@ -60,7 +60,9 @@ LEVELS = {
     """,
     "server": """
         activity backend bodies entries lane memory timing transport
-        choice explorer kept_items long_texts metrics schemas
+        explorer kept_items long_texts metrics schemas
+        fields
+        choice
         generation
         service
         gate replies requests

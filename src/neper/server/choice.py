@@ -10,6 +10,7 @@ from typing import NamedTuple
 from neper.engine.interface import TokenStream, failure
 from neper.errors import EngineError
 from neper.server.entries.score_texts import PendingScores, ScoreBatch
+from neper.server.fields import ReplyFields
 from neper.text.detokenizer import Detokenizer, TextToken
 from neper.text.message import MessageParser
 from neper.text.token_text import Field, FieldPiece
@@ -62,10 +63,12 @@ class Delta:
         text: the visible text of `tokens`.
         finish_reason: "stop", "length" or "tool_calls", on the last delta alone.
         stop_reason: the stop string or the id among stop_token_ids that ended the choice.
+        fields: the JSON of its fields' logprobs by pointer, on the last delta where they are wanted.
     """
 
     __slots__ = (
         "begin",
+        "fields",
         "finish_reason",
         "first",
         "index",
@@ -100,6 +103,7 @@ class Delta:
         self.text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
         self.finish_reason = finish_reason
         self.stop_reason = stop_reason
+        self.fields: bytes | None = None
 
 
 class Choice:
@@ -109,6 +113,7 @@ class Choice:
         scores: converts the scores of deltas to text, with those of others; None where nobody reads them as text.
         begins_text: the reply is a text of its own (a chat message), else it continues the prompt's.
         parser: tells the fields of the message; None where all text is one.
+        fields: of the JSON in the message, where they are wanted.
 
     Attributes:
         stream: of the engine, once it was submitted.
@@ -129,11 +134,13 @@ class Choice:
         *,
         begins_text: bool = False,
         parser: MessageParser | JsonParser | None = None,
+        fields: ReplyFields | None = None,
     ) -> None:
         self.index = index
         self.prompt = prompt
         self.request = request
         self.parser = parser
+        self.fields = fields
         self.stream: TokenStream | None = None
         self.num_listed: int | None = None
         self.may_be_unscored = False
@@ -203,6 +210,10 @@ class Choice:
             rows = self._settled_rows(sampled, len(tokens))
         self.finished = finish_reason is not None
         sampled = join_rows([rows, *self._pending]) if self.finished and self._pending else rows
+        if self.fields is not None:
+            self.fields.take_ids(token_ids)
+            if rows is not None and self.num_listed is not None:
+                _take_content(self.fields, tokens, parts, rows)
         begin = -1
         if self._begins:
             begin = next((place for place, token in enumerate(tokens) if token.visible), -1)
@@ -270,6 +281,16 @@ class Choice:
             rows, rest = rows[:count], rows[count:]
             self._pending = [rest]
         return rows
+
+
+def _take_content(
+    fields: ReplyFields, tokens: Sequence[TextToken], parts: Sequence[Part] | None, rows: PackedRows
+) -> None:
+    if parts is None:
+        fields.take(tokens, range(len(tokens)), rows)
+    for part in parts or ():
+        if part.field == "content":
+            fields.take(part.tokens, part.places, rows)
 
 
 def _parts(pieces: Sequence[FieldPiece], first: int) -> list[Part]:

@@ -13,14 +13,20 @@ engine stops work nobody waits for. It is a plain method, since the `finally` of
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import NamedTuple, Protocol
 
-from neper.engine.interface import Engine
+import msgspec
+
+from neper.engine.interface import Engine, TokenStream, failure
 from neper.errors import EngineError, NeperError, RequestTimeoutError
 from neper.server.choice import Choice, Delta
+from neper.server.entries.score_texts import difference, read_scores, running_sums
+from neper.server.fields import ReplyFields
 from neper.server.metrics import Metrics
 from neper.server.timing import ChoiceTiming
+from neper.types import FinishReason, Request
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +159,8 @@ class Generation:
                 else:
                     delta = choice.step(chunk)
                 if delta is not None:
+                    if choice.finished and choice.fields is not None and choice.scored:
+                        delta.fields = await self._fields(choice, choice.fields, delta)
                     self._inbox.append(delta)
                     if choice.finished:
                         timing.finish_reason = delta.finish_reason
@@ -172,6 +180,40 @@ class Generation:
             choice.stream.close()
             self._unfinished -= 1
             self._wake_up()
+
+    async def _fields(self, choice: Choice, fields: ReplyFields, delta: Delta) -> bytes:
+        """The JSON of a choice's fields, once all of its text is there and the engine has scored other values."""
+        whole = delta.finish_reason != "length" and delta.stop_reason is None
+        await asyncio.to_thread(fields.read, whole=whole)
+        asked = fields.requests(choice.request, self._engine.capabilities.max_model_len)
+        numbers = itertools.count()
+        while (batch := await asyncio.to_thread(next, asked, None)) is not None:
+            requests = [
+                msgspec.structs.replace(one.request, request_id=f"{one.request.request_id}.{next(numbers)}")
+                for one in batch
+            ]
+            fields.score(batch, await self._totals(requests))
+        return await asyncio.to_thread(fields.json)
+
+    async def _totals(self, requests: list[Request]) -> list[float]:
+        """The total logprob of each request's scored prompt tokens."""
+        streams: list[TokenStream] = []
+        totals = []
+        try:
+            streams += map(self._engine.submit, requests)
+            for stream in streams:
+                numbers: list[bytes] = []
+                async for chunk in stream:
+                    if chunk.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                        raise failure(chunk)
+                    if chunk.prompt is not None:
+                        numbers += [score.numbers[0] for score in read_scores(chunk.prompt)]
+                sums = running_sums(numbers)
+                totals.append(difference(sums[-1], sums[0]))
+        finally:
+            for stream in streams:
+                stream.close()
+        return totals
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -134,6 +134,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Positive | None = None
     logprobs: bool | int | None = None
     top_logprobs: TopLogprobs | None = None
+    field_logprobs: bool | None = None
     echo: Annotated[Any, Only(False)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -88,6 +88,7 @@ class ResponsesBody(GenerationBody, dict=True):
     max_output_tokens: Positive | None = None
     include: list[str] | None = None
     top_logprobs: TopLogprobs | None = None
+    field_logprobs: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -182,4 +183,10 @@ class ResponsesBody(GenerationBody, dict=True):
                 )
         for field in ("top_logprobs", "logprob_token_ids"):
             if getattr(self, field) is not None and not self.includes_logprobs:
-                raise InvalidRequestError(f'{field} needs include: ["{LOGPROBS}"]', param=field)
+                raise _needs_logprobs(field)
+        if self.field_logprobs and not self.includes_logprobs:
+            raise _needs_logprobs("field_logprobs")
+
+
+def _needs_logprobs(field: str) -> InvalidRequestError:
+    return InvalidRequestError(f'{field} needs include: ["{LOGPROBS}"]', param=field)

@@ -97,6 +97,22 @@ def constraint_of(
     return structured_outputs.constraint()
 
 
+def schema_of(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> JsonSchema | None:
+    """The schema of a reply that must be JSON; None where it need not be.
+
+    Raises:
+        InvalidRequestError: a field that contradicts itself.
+    """
+    schema = None if response_format is None else response_format.schema()
+    if schema is not None or structured_outputs is None:
+        return schema
+    if structured_outputs.json_object:
+        return {"type": "object"}
+    return None if structured_outputs.json is None else _schema(structured_outputs.json)
+
+
 def _schema(value: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
     """A schema, which may come as JSON in a string."""
     if not isinstance(value, str):

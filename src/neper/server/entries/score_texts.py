@@ -6,8 +6,10 @@ streams while their chunks are taken in. The first stream to be written converts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, localcontext
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ import numpy.typing as npt
 import orjson
 
 from neper.types import LISTED_WHOLE, PackedRows
+
+_DIGITS = 100  # of sums of float32: more than any of them has
 
 # JSON has no -inf. This is the one place where it becomes a number.
 FLOOR = np.float32(-9999.0)
@@ -36,6 +40,20 @@ def read_scores(rows: PackedRows, k: int | None = None) -> list[ScoreText]:
     if scored is None:
         raise ValueError("a logprob is not a number")
     return scored
+
+
+def running_sums(numbers: Iterable[bytes]) -> list[Decimal]:
+    """[n + 1] sums of the first 0, 1, … n numbers as they are written, without an error of rounding."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        return list(accumulate((Decimal(number.decode()) for number in numbers), initial=Decimal(0)))
+
+
+def difference(later: Decimal, earlier: Decimal) -> float:
+    """The sum of the numbers between two running sums: the nearest float."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        return float(later - earlier)
 
 
 class PendingScores:

@@ -125,6 +125,9 @@ class ChatReply(ChoicesReply[ChatBody]):
                 events.append(self.told(ChatChunkChoice(delta.index, made, ready(logprobs), None, **fields)))
             else:
                 events.append(self.told_json(_text_choice(delta.index, kind, call) % (encode(text), logprobs)))
+        if delta.fields is not None:
+            logprobs_of_fields = ChatLogprobs(content=[], refusal=None, fields=ready(delta.fields))
+            events.append(self.told(ChatChunkChoice(delta.index, ChatDelta(), logprobs_of_fields, None)))
         if delta.finish_reason is not None:
             fields = self.sampled_fields(delta.index, sampled[start:] if sampled else None)
             reason: Any = delta.finish_reason
@@ -206,6 +209,8 @@ def _ends(parts: Sequence[Part]) -> list[int]:
 
 def _all_logprobs(folded: _Folded) -> ChatLogprobs:
     lists = {name: ready(b"[%b]" % b",".join(entries)) for name, entries in folded.entries.items()}
+    if folded.last is not None and folded.last.fields is not None:
+        lists["fields"] = ready(folded.last.fields)
     return ChatLogprobs(refusal=None, **lists)
 
 

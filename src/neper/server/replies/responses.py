@@ -95,9 +95,12 @@ class _Reasoning(_TextItem):
 class _Message(_TextItem):
     prefix = "msg"
     text_kind = "output_text"
+    fields: bytes | None = None
+    """The JSON of its fields' logprobs."""
 
     def part(self) -> schemas.OutputText:
-        return schemas.OutputText(self.text, [], self.logprobs)
+        fields = UNSET if self.fields is None else ready(self.fields)
+        return schemas.OutputText(self.text, [], self.logprobs, fields)
 
     def shown(self, *, begun: bool = False) -> schemas.Item:
         return schemas.MessageItem(self.id, self.status, "assistant", [] if begun else [self.part()])
@@ -163,6 +166,10 @@ class ResponsesReply(Reply[ResponsesBody]):
                     self._add_arguments(arguments)
             else:
                 self._add_arguments(part.text)
+        if delta.fields is not None:
+            for item in self._items[-1:]:
+                if isinstance(item, _Message):
+                    item.fields = delta.fields
         if delta.finish_reason is not None:
             self._finish("incomplete" if delta.finish_reason == "length" else "completed")
 

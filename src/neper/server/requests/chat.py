@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from neper.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from neper.server.bodies.chat import ChatBody, Function, Message, NamedTool
-from neper.server.bodies.structured import constraint_of
+from neper.server.bodies.structured import constraint_of, schema_of
 from neper.server.choice import Prompt
+from neper.server.fields import ReplyFields
 from neper.server.generation import Generation
 from neper.server.requests.generation import check_messages, json_form, logprob_params, new_generation
 from neper.server.service import MESSAGE_CHARACTERS, Service
@@ -18,9 +19,10 @@ from neper.text.json_form import JsonForm
 from neper.text.message import MessageParser
 from neper.text.plain_tools import with_plain_tools
 from neper.text.reasoning import ReasoningTags
+from neper.text.schema_choices import SchemaChoices
 from neper.text.tools import ToolFormat
 from neper.text.validated_json import JsonParser
-from neper.types import JsonObject
+from neper.types import JsonObject, LogprobParams
 
 # Tokens at a prompt's end that hold a reasoning tag and the newlines after it, even where each character is one.
 PROMPT_END = 16
@@ -35,6 +37,7 @@ class _Thinking(NamedTuple):
 
 async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Generation:
     logprobs = logprob_params(service, body, body.num_top_logprobs(), param="top_logprobs")
+    fields = _fields(service, body, logprobs)
     token_ids = await chat_prompt(service, body)
     if not token_ids:
         raise InvalidRequestError("the chat template makes no prompt of these messages", param="messages")
@@ -57,6 +60,7 @@ async def chat_generation(service: Service, body: ChatBody, reply_id: str) -> Ge
         begins_text=not body.continue_final_message,
         constraint=constraint,
         parser=_parser(service, body, thinking, form),
+        fields=fields,
         prediction=prediction,
     )
 
@@ -200,6 +204,23 @@ def _parser(
         return parser if form is None else JsonParser(parser, form)
 
     return new_parser
+
+
+def _fields(service: Service, body: ChatBody, logprobs: LogprobParams) -> Callable[[], ReplyFields] | None:
+    """Makes what finds the fields of a choice's JSON; None where they are not wanted."""
+    if not body.field_logprobs:
+        return None
+    schema = schema_of(body.response_format, body.structured_outputs)
+    if schema is None:
+        raise InvalidRequestError(
+            "field_logprobs needs a reply of JSON: response_format of type json_schema or json_object",
+            param="field_logprobs",
+        )
+    if logprobs.top_k is None:
+        raise InvalidRequestError("field_logprobs needs logprobs: true", param="field_logprobs")
+    choices = SchemaChoices(schema) if service.engine.capabilities.prompt_logprobs else None
+    ids_as_text = bool(body.return_tokens_as_token_ids)
+    return lambda: ReplyFields(service.tokenizer, choices, ids_as_text=ids_as_text)
 
 
 def _parallel(body: ChatBody) -> bool:

@@ -17,6 +17,7 @@ from neper.seeds import choice_seed
 from neper.server.bodies.completion import CompletionBody, GenerationBody
 from neper.server.bodies.structured import constraint_of
 from neper.server.choice import Choice, Prompt
+from neper.server.fields import ReplyFields
 from neper.server.generation import Generation
 from neper.server.requests.sampling_fields import check_ids, distinct_ids, sampling_params
 from neper.server.service import Service
@@ -135,6 +136,7 @@ async def new_generation(
     as_text: bool = True,
     constraint: Constraint | None = None,
     parser: Callable[[], MessageParser | JsonParser] | None = None,
+    fields: Callable[[], ReplyFields] | None = None,
     prediction: Sequence[int] = (),
 ) -> Generation:
     """The choices of all prompts, not started.
@@ -145,6 +147,7 @@ async def new_generation(
         as_text: scores of generated tokens are read as text.
         constraint: what the text must follow.
         parser: makes the parser of a choice's text; None = the text is all content.
+        fields: makes what finds a choice's fields; None = they are not wanted.
         prediction: ids of what much of each reply may be.
     """
     capabilities = service.engine.capabilities
@@ -193,6 +196,7 @@ async def new_generation(
                     service.scores if as_text else None,
                     begins_text=begins_text,
                     parser=None if parser is None else parser(),
+                    fields=None if fields is None else fields(),
                 )
             )
     if listed > service.config.max_listed:

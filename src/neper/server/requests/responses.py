@@ -71,6 +71,7 @@ def _chat_body(body: ResponsesBody, items: list[InputItem]) -> ChatBody:
         max_tokens=body.max_output_tokens,
         logprobs=body.includes_logprobs,
         top_logprobs=body.top_logprobs,
+        field_logprobs=body.field_logprobs,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )
     if body.text is not None and body.text.format is not None:

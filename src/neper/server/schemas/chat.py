@@ -7,15 +7,17 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from neper.server.schemas.common import ChatEntry, Count, Logprob, PromptLogprobs, Schema, TokenId, Usage
+from neper.server.schemas.fields import FieldLogprobs
 
 
 class ChatLogprobs(Schema):
-    """Entries by the text that they spell."""
+    """Entries by the text that they spell; `fields` by JSON Pointer, with `field_logprobs`."""
 
     content: list[ChatEntry]
     refusal: None
     reasoning_content: list[ChatEntry] | UnsetType = UNSET
     tool_calls: list[ChatEntry] | UnsetType = UNSET
+    fields: dict[str, FieldLogprobs] | UnsetType = UNSET
 
 
 class CalledFunction(Schema):

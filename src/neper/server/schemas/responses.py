@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from neper.server.bodies.response_tools import CHOICES, Word
 from neper.server.bodies.typed import one_of
 from neper.server.schemas.common import ChatEntry, Count, Schema
+from neper.server.schemas.fields import FieldLogprobs
 from neper.server.transport.asgi import Error
 
 
@@ -17,11 +18,15 @@ class ReasoningPart(Schema, tag_field="type", tag="reasoning_text"):
 
 
 class OutputText(Schema, tag_field="type", tag="output_text"):
-    """Text of a response; `logprobs` are the entries of its tokens, none unless they are included."""
+    """Text of a response; `logprobs` are the entries of its tokens, none unless they are included.
+
+    `field_logprobs` are by JSON Pointer, where they were asked for, once the text is complete.
+    """
 
     text: str
     annotations: Annotated[list[None], Meta(max_length=0)]
     logprobs: list[ChatEntry]
+    field_logprobs: dict[str, FieldLogprobs] | UnsetType = UNSET
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
