@@ -25,12 +25,15 @@ ARROWS = {
     "ops": "errors types",
     "models": "config errors files machine ops scratch types",
     "text": "errors files types",
-    "engine": "arrow config errors files machine models ops scratch seeds text types",
+    "engine": "arrow config errors files html machine models ops scratch seeds shown text types",
     "neper": "engine errors ops score types",
     "wire": "config engine errors models neper text types",
     "server": "arrow config engine errors files models neper progress seeds text types wire",
-    "terminal": "text types",
-    "chat": "config engine models progress terminal text types",
+    "shown": "text types",
+    "html": "shown",
+    "plot": "engine shown",
+    "terminal": "shown",
+    "chat": "config engine models progress shown terminal text types",
     "score": "config engine errors files progress types",
     "doctor": "config engine machine models neper ops",
     "bench": "config engine errors guarded machine models neper ops progress text types",
@@ -51,7 +54,7 @@ LEVELS = {
         linear_logprobs views
     """,
     "engine": """
-        interface memory plan settings
+        completion interface memory plan settings
         step
         draft
         start

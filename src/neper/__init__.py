@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neper.engine.llm import LLM, Completion, TextDelta
+    from neper.engine.completion import Completion
+    from neper.engine.llm import LLM, TextDelta
     from neper.errors import (
         ConfigError,
         ContextLengthError,
@@ -52,7 +53,8 @@ __all__ = [
 
 # Loaded when first used: torch takes a second to import, and `neper --help` or a client of the types need none of it.
 _HOMES = {
-    "neper.engine.llm": ("LLM", "Completion", "TextDelta"),
+    "neper.engine.completion": ("Completion",),
+    "neper.engine.llm": ("LLM", "TextDelta"),
     "neper.errors": (
         "ConfigError",
         "ContextLengthError",

@@ -11,17 +11,8 @@ from rich.console import Console
 
 from neper.config import EngineConfig
 from neper.progress import ProgressLine
-from neper.terminal import (
-    PLAIN_HEADER,
-    ShownToken,
-    alternatives_table,
-    legend,
-    plain_line,
-    printable,
-    shaded,
-    shown_tokens,
-    summary,
-)
+from neper.shown import ShownToken, shown_tokens, summary
+from neper.terminal import PLAIN_HEADER, alternatives_table, legend, plain_line, printable, shaded
 from neper.types import LogprobParams, SamplingParams
 
 if TYPE_CHECKING:

@@ -7,20 +7,8 @@ import math
 import pytest
 from rich.console import Console
 
-from neper.terminal import (
-    SHADES,
-    Alternative,
-    ShownToken,
-    alternatives_table,
-    legend,
-    plain_line,
-    printable,
-    quoted,
-    shade,
-    shaded,
-    shown_tokens,
-    summary,
-)
+from neper.shown import SHADES, Alternative, ShownToken, shade, shown_tokens, summary
+from neper.terminal import alternatives_table, legend, plain_line, printable, quoted, shaded
 from neper.text.tokenizer import token_name
 from neper.types import PackedRows
 
@@ -55,9 +43,9 @@ def test_token_name_spells_the_bytes_of_a_broken_character() -> None:
 
 
 def test_less_sure_tokens_are_shaded_and_sure_ones_are_not() -> None:
-    assert shade(1.0) == shade(0.9) == ""
-    assert shade(0.0) == SHADES[-1][1]
-    styles = [shade(p) for p in (0.95, 0.8, 0.5, 0.2, 0.01)]
+    assert shade(1.0) == shade(0.9) == SHADES[0]
+    assert shade(0.0) == SHADES[-1]
+    styles = [shade(p).style for p in (0.95, 0.8, 0.5, 0.2, 0.01)]
     assert len(set(styles)) == len(styles)
 
 

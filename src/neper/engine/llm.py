@@ -13,6 +13,7 @@ import msgspec
 import numpy.typing as npt
 
 from neper.config import DEFAULT_MODEL, EngineConfig
+from neper.engine.completion import Completion
 from neper.engine.core import EngineCore
 from neper.engine.interface import failure
 from neper.errors import ConfigError, ContextLengthError, InvalidRequestError
@@ -56,53 +57,12 @@ class TextDelta:
     finish_reason: FinishReason | None
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One finished reply.
-
-    Attributes:
-        text: the reply, cut at a stop string.
-        token_ids: all sampled tokens, a token that ended the reply included.
-        logprobs: their scores, one row a token id; None when none were asked for.
-        tokens: the tokens of the text with their bytes; `tokens[i].index` is the place in `token_ids`.
-        prompt_token_ids: the prompt.
-        prompt_logprobs: scores of prompt positions `prompt_start ..`; None when none were asked for.
-        finish_reason: STOP or LENGTH.
-        stop_reason: the stop string or the id of the token that ended the reply, if one did.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: PackedRows | None
-    tokens: list[TextToken]
-    prompt_token_ids: list[int]
-    prompt_logprobs: PackedRows | None
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-
-    def to_arrow(self, prompt: int = 0) -> Any:
-        """Prompt and reply as a pyarrow.Table with the columns of `neper.arrow.TOKENS`, a row per token.
-
-        Args:
-            prompt: the number in the columns `prompt` and `choice`, for tables that are joined.
-
-        Raises:
-            ImportError: pyarrow is not installed.
-        """
-        from neper import arrow  # loads pyarrow
-
-        rows = PackedRows.pack(self.token_ids) if self.logprobs is None else self.logprobs
-        return arrow.table(
-            arrow.prompt_batches(prompt, self.prompt_token_ids, self.prompt_logprobs),
-            arrow.token_batches(prompt, prompt, len(self.prompt_token_ids), rows),
-        )
-
-
 @dataclass
 class _Reply:
     """A request in progress: its raw rows so far and the text made of them."""
 
     request: Request
+    tokenizer: Tokenizer
     detokenizer: Detokenizer
     vocab_size: int
     token_ids: list[int] = field(default_factory=list)
@@ -153,6 +113,7 @@ class _Reply:
             prompt_logprobs=None if prompt_top_k is None else PackedRows(prompt_top_k, b"".join(self.prompt_rows)),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            tokenizer=self.tokenizer,
         )
 
     def _rows_of(self, tokens: list[TextToken]) -> PackedRows | None:
@@ -281,7 +242,7 @@ class LLM:
         if problem is not None:
             raise InvalidRequestError(problem)
         detokenizer = Detokenizer.for_reply(self.tokenizer, sampling, begins_text=begins_text)
-        return _Reply(request, detokenizer, capabilities.vocab_size)
+        return _Reply(request, self.tokenizer, detokenizer, capabilities.vocab_size)
 
     def _run(self, replies: list[_Reply]) -> Generator[tuple[_Reply, TextDelta], None, None]:
         """Advance replies to their ends; whatever happens, none is left in the engine."""
