@@ -20,15 +20,16 @@ ARROWS = {
     "arrow": "types",
     "config": "errors",
     "files": "errors",
+    "candidates": "types",
     "guarded": "errors",
     "options": "machine",
     "ops": "errors types",
     "models": "config errors files machine ops scratch types",
     "text": "errors files types",
-    "engine": "arrow config errors files html machine models ops scratch seeds shown text types",
-    "neper": "engine errors ops score types",
+    "engine": "arrow candidates config errors files html machine models ops scratch seeds shown text types",
+    "neper": "candidates engine errors ops score types",
     "wire": "config engine errors models neper text types",
-    "server": "arrow config engine errors files models neper progress seeds text types wire",
+    "server": "arrow candidates config engine errors files models neper progress seeds text types wire",
     "shown": "text types",
     "html": "shown",
     "plot": "engine shown",
@@ -54,11 +55,12 @@ LEVELS = {
         linear_logprobs views
     """,
     "engine": """
-        completion interface memory plan settings
-        step
+        arguments completion interface memory plan settings
+        checks step
         draft
         start
         core
+        candidates
         llm remote
     """,
     "server": """
@@ -66,10 +68,10 @@ LEVELS = {
         explorer kept_items long_texts metrics schemas
         fields
         choice
-        generation
+        generation scoring
         service
         gate replies requests
-        openapi tokenization
+        candidates openapi tokenization
         app
         run
     """,

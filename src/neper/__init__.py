@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neper.engine.candidates import ScoredCandidate
     from neper.engine.completion import Completion
     from neper.engine.llm import LLM, TextDelta
     from neper.errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "NeperError",
     "PackedRows",
     "SamplingParams",
+    "ScoredCandidate",
     "ScoredRow",
     "StartupError",
     "TextDelta",
@@ -53,6 +55,7 @@ __all__ = [
 
 # Loaded when first used: torch takes a second to import, and `neper --help` or a client of the types need none of it.
 _HOMES = {
+    "neper.engine.candidates": ("ScoredCandidate",),
     "neper.engine.completion": ("Completion",),
     "neper.engine.llm": ("LLM", "TextDelta"),
     "neper.errors": (

@@ -21,6 +21,7 @@ DRAFTERS = ("ngram", "mtp", "draft:MODEL")
 MAX_DRAFT_TOKENS = 16
 SCORE_MODES = ("text", "reply")
 BOS_RULES = ("auto", "always", "never")
+MAX_CANDIDATES = 1000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_TIME_FORMAT = "%H:%M:%S"
@@ -267,8 +268,11 @@ class ServerConfig:
         None, "Most connections per address (per network of 64 bits with IPv6). Default: half of --max-connections."
     )
     max_choices: int = _option(128, "Most choices (prompts x n) of one request; more are a 400.")
+    max_candidates: int = _option(MAX_CANDIDATES, "Most candidates of one request; more are a 400.")
     max_listed: int = _option(
-        2**20, "Most alternatives that one request may list, of prompts and in lists longer than 128; more are a 400."
+        2**20,
+        "Most alternatives that one request may list, of prompts and in lists longer than 128, and most tokens of all "
+        "its candidates; more are a 400.",
     )
     max_requests: int = _option(2048, "Most requests being answered at once; beyond them the answer is a 503.")
     max_waiting: int = _option(
@@ -311,6 +315,7 @@ class ServerConfig:
             ("max_connections", 1),
             ("max_connections_per_client", 1),
             ("max_choices", 1),
+            ("max_candidates", 1),
             ("max_listed", 1),
             ("max_requests", 1),
             ("max_waiting", 0),
@@ -318,6 +323,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_candidates > MAX_CANDIDATES:
+            raise ConfigError(f"max_candidates must be at most {MAX_CANDIDATES}, got {self.max_candidates}")
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(

@@ -29,6 +29,10 @@ LISTED_WHOLE = 1024
 """An allowed set of up to this many ids is listed whole; a larger one lists its top k."""
 
 
+MAX_CANDIDATES = 1000
+"""Most candidates of a request. The ids that they begin with are one set that is listed whole."""
+
+
 class FinishReason(str, Enum):
     STOP = "stop"
     LENGTH = "length"
@@ -197,6 +201,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         eos_token_ids: end-of-sequence ids of the model; sampling one ends the request unless `sampling.ignore_eos`.
         prediction_token_ids: what much of the reply may be, to draft from; it changes no token.
+        candidates: 1 to MAX_CANDIDATES continuations of the prompt, of one or more tokens, to score in place of
+            generating: `sampling` and `logprobs` then do not count, and scores are raw. Empty = generate.
     """
 
     request_id: str
@@ -205,6 +211,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobParams = LogprobParams()
     eos_token_ids: tuple[int, ...] = ()
     prediction_token_ids: tuple[int, ...] = ()
+    candidates: tuple[tuple[int, ...], ...] = ()
 
     @property
     def group(self) -> str:
@@ -326,6 +333,18 @@ class PackedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return PackedRows(listed.shape[1], np.ascontiguousarray(words, dtype=np.int32).tobytes())
 
 
+class CandidateScores(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Scores of a candidate: its place in the request, and a float32 logprob (natural log) of each of its tokens."""
+
+    place: int
+    data: bytes
+
+    @property
+    def logprobs(self) -> Float32Array:
+        """[n] float32."""
+        return np.frombuffer(self.data, dtype=np.float32)
+
+
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What one step brought for one request: 0..W tokens, perhaps scores of prompt positions, perhaps the end.
 
@@ -341,6 +360,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         queue_seconds: from the request's arrival in the engine until it was first computed; 0 where the engine does
             not tell.
         num_drafts, num_accepted: tokens that were drafted for this step, and how many of them are among `tokens`.
+        candidates: those of the request's candidates that are scored now, in any order.
     """
 
     request_id: str
@@ -354,6 +374,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     fault: Fault = Fault.ENGINE
     num_drafts: int = 0
     num_accepted: int = 0
+    candidates: tuple[CandidateScores, ...] = ()
 
 
 JsonObject = dict[str, Any]

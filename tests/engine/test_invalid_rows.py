@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from neper.engine.llm import LLM
 from neper.errors import InvalidLogitsError, InvalidRequestError
-from neper.types import Fault, FinishReason, SamplingParams
+from neper.types import Fault, FinishReason, Request, SamplingParams
 from tests.helpers.engine import make_core, prompts, request, run
 
 POISON = 383  # an id that prompts() never draws
@@ -33,6 +33,21 @@ def poisoned_dir(request: pytest.FixtureRequest, clean_dir: Path, tmp_path_facto
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     assert json.loads((directory / "config.json").read_text())["tie_word_embeddings"] is False
     return directory
+
+
+@pytest.mark.parametrize("place", ["prompt", "candidate"])
+def test_candidates_that_use_it_fail_together(poisoned_dir: Path, place: str) -> None:
+    prompt, other = prompts(2, 20)
+    if place == "prompt":
+        prompt[3] = POISON
+    bad = Request(request_id="bad", prompt_token_ids=prompt, candidates=((5,), (6, 7), (POISON, 8), (9, 10)))
+    core = make_core(poisoned_dir)
+    results = run(core, [bad, request("other", other)])
+    assert results["bad"].finish_reason is FinishReason.ERROR
+    assert results["bad"].last.fault is Fault.LOGITS
+    assert len(results["other"].token_ids) == 8
+    good = Request(request_id="good", prompt_token_ids=other, candidates=((5,), (6, 7), (POISON,)))
+    assert run(core, [good])["good"].finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("chunk", [16, 512])

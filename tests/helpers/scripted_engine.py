@@ -14,6 +14,7 @@ import numpy.typing as npt
 from neper.engine.interface import Capabilities, EngineStats, TokenStream
 from neper.errors import EngineDeadError, OverloadedError
 from neper.types import (
+    CandidateScores,
     Fault,
     FinishReason,
     Float32Array,
@@ -113,11 +114,17 @@ def pack(
     )
 
 
+def candidate_logprobs(position: int, token_ids: Sequence[int], vocab_size: int) -> Float32Array:
+    """[n] made-up logprobs of a candidate whose first token is at a position."""
+    rows = [scores(place, token_id, vocab_size)[token_id] for place, token_id in enumerate(token_ids, position)]
+    return np.array(rows, np.float32)
+
+
 class ScriptedEngine:
     """Emits `reply(request)` and then, where that is shorter than max_tokens, the end token.
 
     Attributes to set before a request:
-        tokens_per_chunk, prompt_rows_per_chunk: how results are grouped.
+        tokens_per_chunk, prompt_rows_per_chunk, candidates_per_chunk: how results are grouped.
         delay: seconds before each chunk; None means that chunks are ready at once.
         fail_after, die_after, hang_after: number of chunks after which a request fails, the engine dies, or nothing
             comes any more. They apply to requests for which `affects` is true.
@@ -141,6 +148,7 @@ class ScriptedEngine:
         self.end_token_id = end_token_id
         self.tokens_per_chunk = 1
         self.prompt_rows_per_chunk = 3
+        self.candidates_per_chunk = 3
         self.delay: float | None = None
         self.fail_after: int | None = None
         self.fault = Fault.ENGINE
@@ -172,6 +180,22 @@ class ScriptedEngine:
         vocab_size = self.capabilities.vocab_size
         name, prompt, logprobs = request.request_id, request.prompt_token_ids, request.logprobs
         found: list[TokenChunk] = []
+        if request.candidates:
+            found_scores = [
+                CandidateScores(place, candidate_logprobs(len(prompt), ids, vocab_size).tobytes())
+                for place, ids in enumerate(request.candidates)
+            ]
+            step = self.candidates_per_chunk
+            parts = [tuple(found_scores[start : start + step]) for start in range(0, len(found_scores), step)]
+            return [
+                TokenChunk(
+                    request_id=name,
+                    candidates=part,
+                    finish_reason=FinishReason.LENGTH if part is parts[-1] else None,
+                    num_cached_tokens=self.num_cached_tokens,
+                )
+                for part in parts
+            ]
         if logprobs.prompt_top_k is not None:
             step, places = self.prompt_rows_per_chunk, request.num_prompt_listed(vocab_size) or 0
             named = logprobs.prompt_logprob_token_ids

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from neper.config import EngineConfig
+from neper.engine.checks import request_problem
 from neper.engine.interface import Capabilities, EngineStats
 from neper.engine.plan.blocks import BlockManager
+from neper.engine.plan.candidates import CandidateRuns
 from neper.engine.plan.grammars import NOT_ALLOWED, EngineGrammars
 from neper.engine.plan.scheduler import ScheduledChunk, Scheduler
 from neper.engine.plan.sequence import Sequence
@@ -21,7 +23,6 @@ from neper.models.decoder import Decoder
 from neper.models.source import ModelSource
 from neper.ops import backends
 from neper.types import (
-    LISTED_WHOLE,
     LOGPROBS_MODES,
     Fault,
     FinishReason,
@@ -83,6 +84,8 @@ class EngineCore:
             speculative=self.settings.speculative or "",
         )
         self._sequences: dict[str, Sequence] = {}
+        # Twice as many as run: the next ones are planned while a step is in flight.
+        self._candidates = CandidateRuns(self._add_part, self._end_named, most_parts=2 * self.settings.max_num_seqs)
         self._ready: list[TokenChunk] = []
         self._launched: StepOutput | None = None
         self._idle = True
@@ -100,6 +103,10 @@ class EngineCore:
             self._ready.append(_failure(request.request_id, problem))
             return
         self._idle = False
+        if request.candidates:
+            self._prompt_tokens += len(request.prompt_token_ids) + sum(map(len, request.candidates))
+            self._candidates.add(request)
+            return
         seq = Sequence(request, self.settings.max_model_len)
         self._prompt_tokens += seq.num_prompt_tokens
         if seq.max_tokens == 0 and not seq.scores_left:
@@ -113,9 +120,18 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """End a request without a further chunk. Unknown and finished ids are ignored: an abort may cross the end."""
-        self._ready = [chunk for chunk in self._ready if chunk.request_id != request_id]
-        seq = self._sequences.get(request_id)
-        if seq is not None:
+        ended = {request_id, *self._candidates.drop(request_id)}
+        self._ready = [chunk for chunk in self._ready if chunk.request_id not in ended]
+        self._end_named(request_id)
+
+    def _add_part(self, request: Request, salt: bytes) -> None:
+        """Queue a sequence of a request's candidates, which share blocks with prefix caching off too."""
+        salt = b"" if self.settings.prefix_caching else salt
+        seq = self._sequences[request.request_id] = Sequence(request, self.settings.max_model_len, cache_salt=salt)
+        self.scheduler.add(seq)
+
+    def _end_named(self, request_id: str) -> None:
+        if (seq := self._sequences.get(request_id)) is not None:
             self._end(seq)
 
     def step(self) -> list[TokenChunk]:
@@ -135,7 +151,7 @@ class EngineCore:
         chunks = self._finish(self.runner.readback.read(launched)) if launched is not None else []
         # Taken only now: a step that raises leaves them to `fail_all`.
         ready, self._ready = self._ready, []
-        return ready + chunks
+        return self._candidates.fold(ready + chunks)
 
     def _launch(self) -> StepOutput | None:
         """Plan a step and launch it; None when there is nothing to compute.
@@ -184,7 +200,9 @@ class EngineCore:
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every request with an ERROR chunk: what is left to do when a step itself raised."""
-        chunks = self._ready + [_failure(request_id, message) for request_id in self._sequences]
+        chunks = [chunk for chunk in self._ready if chunk.request_id not in self._candidates]
+        chunks += [_failure(request_id, message) for request_id in self._candidates.drop_all()]
+        chunks += [_failure(request_id, message) for request_id in self._sequences]
         self._ready = []
         self._launched = None
         for seq in list(self._sequences.values()):
@@ -225,42 +243,9 @@ class EngineCore:
 
     def problem(self, request: Request) -> str | None:
         """Why a request cannot be computed, or None. The server checks the same before; this guards the device."""
-        vocab, length = self.capabilities.vocab_size, len(request.prompt_token_ids)
-        sampling, logprobs = request.sampling, request.logprobs
-        if request.request_id in self._sequences:
+        if request.request_id in self._sequences or request.request_id in self._candidates:
             return f"request id {request.request_id!r} is in use"
-        if length == 0:
-            return "the prompt is empty"
-        if length > self.settings.max_model_len:
-            return f"the prompt has {length} tokens, the context {self.settings.max_model_len}"
-        words = [token_id for word in sampling.bad_words for token_id in word]
-        if request.prediction_token_ids and self._drafting is None:
-            return "a prediction needs an engine that drafts: --speculative"
-        listed = logprobs.token_ids, logprobs.prompt_logprob_token_ids
-        sets = sampling.allowed_token_ids, *listed
-        given = request.prompt_token_ids, request.prediction_token_ids
-        for ids in (*given, sampling.logit_bias, sampling.stop_token_ids, words, *sets):
-            if ids and not (min(ids) >= 0 and max(ids) < vocab):
-                return f"a token id is outside the vocabulary of {vocab}"
-        if not all(sampling.bad_words):
-            return "a bad word has no tokens"
-        if sampling.allowed_token_ids and logprobs.token_ids:
-            return "allowed_token_ids and logprob_token_ids exclude each other"
-        if any(len(set(ids)) > LISTED_WHOLE for ids in listed):
-            return f"up to {LISTED_WHOLE} ids can be named to be listed"
-        if logprobs.prompt_logprob_token_ids and logprobs.prompt_top_k is None:
-            return "prompt_logprob_token_ids needs prompt_top_k"
-        limit = self.settings.max_logprobs
-        for top_k in (logprobs.top_k, logprobs.prompt_top_k):
-            if top_k is not None and limit >= 0 and not 0 <= top_k <= limit:
-                return f"{top_k} alternatives were asked for; 0 to {limit} can be listed"
-            if top_k is not None and top_k < -1:
-                return f"{top_k} alternatives were asked for; -1 means all"
-        if logprobs.mode not in LOGPROBS_MODES:
-            return f"mode must be one of {', '.join(LOGPROBS_MODES)}, got {logprobs.mode!r}"
-        if logprobs.prompt_start < 1:
-            return f"prompt_start must be at least 1, got {logprobs.prompt_start}"
-        return sampling.problem()
+        return request_problem(request, self.capabilities)
 
     def _finish(self, result: StepResult) -> list[TokenChunk]:
         """Apply a step's results to its sequences: advance, stop, publish blocks, make chunks."""
@@ -329,7 +314,7 @@ class EngineCore:
         """
         for count, token_id in enumerate(token_ids, start=1):
             reason = seq.append(token_id)
-            self._generated_tokens += 1
+            self._generated_tokens += not seq.request.candidates  # which are scored, and nothing is generated
             if reason is not None:
                 return count, reason
             if seq.matcher is None:
@@ -360,7 +345,9 @@ class EngineCore:
         )
 
     def _end(self, seq: Sequence) -> None:
-        self._cached_tokens += max(0, seq.num_cached_tokens)
+        # The prompt of candidates counts once, with the sequence that is the prompt alone.
+        if seq.request.candidates or seq.request.request_id not in self._candidates:
+            self._cached_tokens += max(0, seq.num_cached_tokens)
         if not self._grammars.forget(seq):
             self.scheduler.remove(seq)
         if self._drafting is not None:

@@ -34,6 +34,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         logprobs_modes: views it can give.
         logprob_token_ids: it lists ids that are named (LogprobParams.token_ids).
         prompt_logprobs: it scores prompt positions (echo with logprobs, prompt_logprobs).
+        candidates: it scores candidates (Request.candidates).
         sampling_fields: names of SamplingParams fields it honours.
         device, dtype, attention, scoring: for people: where it runs and which implementations it picked.
         speculative: what proposes drafts; empty = nothing does.
@@ -47,6 +48,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_modes: tuple[str, ...] = ("raw_logprobs",)
     logprob_token_ids: bool = True
     prompt_logprobs: bool = True
+    candidates: bool = True
     sampling_fields: frozenset[str] = frozenset()
     device: str = ""
     dtype: str = ""

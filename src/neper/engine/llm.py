@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import msgspec
 import numpy.typing as npt
 
-from neper.config import DEFAULT_MODEL, EngineConfig
+from neper.candidates import Normalize
+from neper.config import DEFAULT_MODEL
+from neper.engine.arguments import engine_config, one_each, plain
+from neper.engine.candidates import ScoredCandidate, score_candidates
 from neper.engine.completion import Completion
 from neper.engine.core import EngineCore
 from neper.engine.interface import failure
-from neper.errors import ConfigError, ContextLengthError, InvalidRequestError
+from neper.errors import ContextLengthError, InvalidRequestError
 from neper.models import source
 from neper.seeds import choice_seed
 from neper.text.detokenizer import Detokenizer, TextToken
@@ -27,7 +29,6 @@ from neper.types import (
     Float32Array,
     JsonObject,
     LogprobParams,
-    LogprobsMode,
     PackedRows,
     Progress,
     Request,
@@ -37,7 +38,6 @@ from neper.types import (
 
 Prompt = str | list[int]
 Prompts = Prompt | Sequence[Prompt] | npt.NDArray[Any]
-Params = TypeVar("Params", SamplingParams, LogprobParams)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class LLM:
         progress: Progress | None = None,
         **config: Any,
     ) -> None:
-        settings = _engine_config(model, config)
+        settings = engine_config(model, config)
         self.source = source.resolve(model, progress=progress)
         self.tokenizer = Tokenizer.from_directory(self.source.path)
         self.eos_token_ids = tuple(reply_ends(self.tokenizer, source.named_ends(self.source.path)))
@@ -179,10 +179,10 @@ class LLM:
             InvalidLogitsError: the model gave no numbers for one of the prompts; the others are dropped too.
         """
         token_ids = self._token_ids(prompts)
-        sampling = _one_each(sampling_params, SamplingParams, len(token_ids), "sampling_params")
+        sampling = one_each(sampling_params, SamplingParams, len(token_ids), "sampling_params")
         if not isinstance(sampling_params, list):
             sampling = [msgspec.structs.replace(s, seed=choice_seed(s.seed, i, 0)) for i, s in enumerate(sampling)]
-        scores = _one_each(logprobs, LogprobParams, len(token_ids), "logprobs")
+        scores = one_each(logprobs, LogprobParams, len(token_ids), "logprobs")
         replies = [self._reply(ids, s, p) for ids, s, p in zip(token_ids, sampling, scores, strict=True)]
         for _ in self._run(replies):
             pass
@@ -198,6 +198,44 @@ class LLM:
             pass
         return [PackedRows(0, b"".join(reply.prompt_rows)).logprob for reply in replies]
 
+    def score_candidates(
+        self,
+        prompt: Prompt | list[JsonObject],
+        candidates: Sequence[Prompt],
+        *,
+        normalize: Normalize = "sum",
+    ) -> list[ScoredCandidate]:
+        """Score what may follow a prompt. The prompt is computed once, and only the candidates' tokens are scored.
+
+        Args:
+            prompt: a text, token ids, or a conversation (a list of messages), which is rendered with a generation
+                prompt.
+            candidates: 1 to 1,000, each a text or token ids. A text is cut into tokens with the prompt's end, as the
+                model would have written it.
+            normalize: probabilities are shares of the totals ("sum") or of the means ("mean") among the candidates, or
+                each candidate's own ("none").
+
+        Raises:
+            InvalidRequestError: an argument is of a wrong type or out of bounds: nothing was computed.
+            InvalidLogitsError: the model gave no numbers for one of the candidates.
+        """
+        self._check_idle()
+        is_chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+        if is_chat:
+            prompt_ids = self.tokenizer.apply_chat_template(cast("list[JsonObject]", prompt))
+        else:
+            prompt_ids, *others = self._token_ids(cast("Prompt", prompt)) or [[]]
+            if others:
+                raise InvalidRequestError("candidates are scored after one prompt", param="prompt")
+        name = str(next(self._numbers))
+        return score_candidates(
+            self.core, self.tokenizer, name, prompt_ids, candidates, normalize, special_tokens=not is_chat
+        )
+
+    def _check_idle(self) -> None:
+        if self.core.has_work:  # its chunks would come to us
+            raise InvalidRequestError("a stream of this LLM is still open: finish it or close it first")
+
     def stream_chat(
         self,
         messages: list[JsonObject],
@@ -205,8 +243,8 @@ class LLM:
         logprobs: LogprobParams | None = None,
     ) -> Iterator[TextDelta]:
         """The reply to a conversation, step by step. Closing the iterator ends the work."""
-        [sampling] = _one_each(sampling_params, SamplingParams, 1, "sampling_params")
-        [scores] = _one_each(logprobs, LogprobParams, 1, "logprobs")
+        [sampling] = one_each(sampling_params, SamplingParams, 1, "sampling_params")
+        [scores] = one_each(logprobs, LogprobParams, 1, "logprobs")
         prompt = self.tokenizer.apply_chat_template(messages)
         reply = self._reply(prompt, sampling, scores, begins_text=True)
         with closing(self._run([reply])) as steps:  # a generator left to itself is closed at no certain time
@@ -215,7 +253,7 @@ class LLM:
 
     def _token_ids(self, prompts: Prompts) -> list[list[int]]:
         try:
-            given = _plain(prompts)
+            given = plain(prompts)
             single = isinstance(given, str) or (given and all(isinstance(item, int) for item in given))
             listed = msgspec.convert([given] if single else given, list[Prompt])
         except (TypeError, msgspec.ValidationError) as error:
@@ -246,8 +284,7 @@ class LLM:
 
     def _run(self, replies: list[_Reply]) -> Generator[tuple[_Reply, TextDelta], None, None]:
         """Advance replies to their ends; whatever happens, none is left in the engine."""
-        if self.core.has_work:  # its chunks would come to us
-            raise InvalidRequestError("a stream of this LLM is still open: finish it or close it first")
+        self._check_idle()
         open_replies = {reply.request.request_id: reply for reply in replies}
         for reply in replies:
             self.core.add(reply.request)
@@ -263,55 +300,3 @@ class LLM:
         finally:
             for request_id in open_replies:
                 self.core.abort(request_id)
-
-
-def _one_each(given: Any, kind: type[Params], count: int, name: str) -> list[Params]:
-    """Params for each of `count` prompts, checked: structs do not check types when they are made."""
-    if isinstance(given, list):
-        values = [_checked(value, kind, name) for value in given]
-    else:
-        values = [kind() if given is None else _checked(given, kind, name)] * count
-    if len(values) != count:
-        raise InvalidRequestError(f"{name} holds {len(values)} entries for {count} prompts", param=name)
-    return values
-
-
-def _checked(params: Any, kind: type[Params], name: str) -> Params:
-    if not isinstance(params, kind):
-        raise InvalidRequestError(f"{name} must be {kind.__name__}, got {type(params).__name__}", param=name)
-    values: dict[str, Any] = {}
-    member = ""
-    try:
-        for member, wanted in _types(kind).items():
-            values[member] = msgspec.convert(_plain(getattr(params, member)), wanted)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise InvalidRequestError(f"{member}: {error}", param=member) from None
-    return kind(**values)
-
-
-@cache
-def _types(kind: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {name: str if hint is LogprobsMode else hint for name, hint in hints.items()}  # the engine names the modes
-
-
-def _engine_config(model: str, given: dict[str, Any]) -> EngineConfig:
-    kinds, values = _types(EngineConfig), dict[str, Any]()
-    names = {setting.name: setting.type for setting in fields(EngineConfig)}
-    for name, value in given.items():
-        if name not in kinds:
-            raise ConfigError(f"{name} is no setting; there are {', '.join(kinds)}")
-        try:
-            values[name] = msgspec.convert(_plain(value), kinds[name])
-        except (TypeError, msgspec.ValidationError):
-            raise ConfigError(f"{name} must be {names[name]}, got {value!r}") from None
-    return EngineConfig(model=model, **values)
-
-
-def _plain(value: Any) -> Any:
-    """The value with Python's own numbers and lists in place of numpy's, of tensors and of other sequences."""
-    return msgspec.to_builtins(
-        value,
-        builtin_types=(bytes, bytearray, memoryview),  # would become texts
-        enc_hook=lambda other: other.tolist() if hasattr(other, "tolist") else list(other),
-    )

@@ -21,6 +21,7 @@ from neper.errors import InvalidRequestError, NotAcceptableError
 from neper.server.bodies.chat import ChatBody
 from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import ResponsesBody
+from neper.server.candidates import candidates
 from neper.server.explorer.files import FOLDER, PAGE, send_file
 from neper.server.gate import Gate, routing_error
 from neper.server.generation import Generation
@@ -85,6 +86,7 @@ def create_app(
             route("/v1/chat/completions", "POST", _generates(ChatBody, "chatcmpl", chat_generation, ChatReply)),
             route("/v1/completions", "POST", _completions),
             route("/v1/responses", "POST", _generates(ResponsesBody, "resp", response_generation, ResponsesReply)),
+            route("/v1/candidates", "POST", candidates),
             route("/v1/models", "GET", _models),
             route("/v1/models/{name:path}", "GET", _model),
             route("/tokenize", "POST", tokenize),

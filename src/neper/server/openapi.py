@@ -10,12 +10,13 @@ import orjson
 
 import neper
 from neper import errors
+from neper.server.bodies.candidates import CandidatesBody
 from neper.server.bodies.chat import ChatBody
 from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import PARTS, ResponsesBody
 from neper.server.bodies.strict import Strict, only_values
 from neper.server.bodies.tokenization import DetokenizeBody, TokenizeBody
-from neper.server.schemas import chat, completions, models, responses, status, tokenization
+from neper.server.schemas import candidates, chat, completions, models, responses, status, tokenization
 from neper.server.transport.accept import ARROW
 from neper.server.transport.asgi import ErrorReply
 from neper.types import JsonObject
@@ -101,6 +102,15 @@ OPERATIONS = (
         raises=_GENERATES,
         parts=PARTS,
         required=("input",),
+    ),
+    Operation(
+        "post",
+        "/v1/candidates",
+        "scoreCandidates",
+        "Candidates of a prompt, scored and compared",
+        candidates.Candidates,
+        CandidatesBody,
+        raises=_GENERATES,
     ),
     Operation("get", "/v1/models", "listModels", "The model that is served, as a list", models.ModelList),
     Operation(

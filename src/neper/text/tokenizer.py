@@ -178,6 +178,21 @@ class Tokenizer:
         except TypeError:
             raise _not_unicode() from None
 
+    def encode_after(self, text: str, endings: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """Ids of a text with each of several endings, without special tokens around it.
+
+        Args:
+            special_tokens: special tokens spelled in an ending become their ids; otherwise they are text there.
+        """
+        try:
+            if special_tokens or not self._control_texts.occur_in(list(endings)):
+                whole = [text + ending for ending in endings]
+                return [found.ids for found in self._backend.encode_batch_fast(whole, add_special_tokens=False)]
+            marked, mark = self._control_texts.marked([text, *endings])
+            return [self._control_texts.encode(text + ending, mark) for ending in marked[1:]]
+        except TypeError:
+            raise _not_unicode() from None
+
     def check_chat_template(self) -> None:
         """Compile the chat template and find its terms, which otherwise the first conversation does.
 
@@ -267,7 +282,11 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """The token's own bytes decoded alone, with U+FFFD for incomplete characters."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        return self.spelled((token_id,))
+
+    def spelled(self, token_ids: Iterable[int]) -> str:
+        """Text of tokens inside a text, special ones spelled out, with U+FFFD for incomplete characters."""
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
     def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
         """Bytes of a text of its own (a prompt, say): the tokens' bytes joined, special ones spelled out."""

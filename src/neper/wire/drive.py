@@ -202,6 +202,7 @@ class LineEngine:
             logprobs=self._sends_logprobs(fields.get("logprobs")),
             logprob_token_ids=False,
             prompt_logprobs=False,
+            candidates=False,
             sampling_fields=_SAMPLING_FIELDS,
             device=fields.get("device", ""),
             dtype=fields.get("dtype", ""),

@@ -56,7 +56,7 @@ class BlockManager:
     def reuse_prefix(self, seq: Sequence) -> None:
         """Let a sequence without blocks share the longest cached prefix that it may reuse."""
         assert not seq.block_table
-        if not self.prefix_caching:
+        if not (self.prefix_caching or seq.cache_salt):
             return
         for index in range(seq.max_reusable_tokens // self.block_size):
             block = self._block_of.get(seq.block_hash(index, self.block_size))
@@ -70,7 +70,7 @@ class BlockManager:
 
     def commit(self, seq: Sequence, num_valid_tokens: int) -> None:
         """Offer the full blocks of the first num_valid_tokens tokens, computed and known to be finite, to others."""
-        if not self.prefix_caching:
+        if not (self.prefix_caching or seq.cache_salt):
             return
         num_full = num_valid_tokens // self.block_size
         for index in range(seq.num_hashed_blocks, num_full):

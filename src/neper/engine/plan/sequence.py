@@ -42,11 +42,14 @@ class Sequence:
         num_cached_tokens: prompt tokens that were found in the prefix cache when it was first admitted; -1 before that.
         queue_seconds: from its arrival until it was first admitted.
         matcher: of its grammar, up to the last token that was read; None where it has none.
+        cache_salt: of the hashes of its blocks: it shares them with sequences of the same salt alone, and with one,
+            also where others share none.
         parked: its grammar goes on by that token beside the steps, and nothing else may look at its matcher meanwhile.
     """
 
-    def __init__(self, request: Request, max_model_len: int) -> None:
+    def __init__(self, request: Request, max_model_len: int, *, cache_salt: bytes = b"") -> None:
         self.request = request
+        self.cache_salt = cache_salt
         self.token_ids: list[int] = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_pending = 0
@@ -172,6 +175,6 @@ class Sequence:
         while len(self._block_hashes) <= index:
             start = len(self._block_hashes) * block_size
             tokens = np.array(self.token_ids[start : start + block_size], dtype=np.int32)
-            parent = self._block_hashes[-1] if self._block_hashes else b""
+            parent = self._block_hashes[-1] if self._block_hashes else self.cache_salt
             self._block_hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
         return self._block_hashes[index]

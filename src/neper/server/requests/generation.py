@@ -47,7 +47,7 @@ async def completion_generation(
     sources = _prompt_sources(service, body)
     prompts = []
     for source in sources:
-        prompts.append(await _prompt(service, source))
+        prompts.append(await encode_prompt(service, source))
         await asyncio.sleep(0)  # many short texts together would hold up all streams
     return await new_generation(
         service,
@@ -257,7 +257,8 @@ async def _checked(service: Service, body: GenerationBody, constraint: Constrain
     return text
 
 
-async def _prompt(service: Service, source: str | list[int]) -> Prompt:
+async def encode_prompt(service: Service, source: str | list[int]) -> Prompt:
+    """A prompt of a text or ids. Raises InvalidRequestError for one that is empty, too long or not of the model."""
     if isinstance(source, str):
         tokenizer = service.tokenizer
         token_ids = await service.encode(source, add_special_tokens=True)
