@@ -9,6 +9,7 @@ import http.client
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from neper.progress import ProgressLine
 from neper.server.transport.accept import ARROW, JSON
 
 BOUND = 10.0
-IDLE_SECONDS = 5
+IDLE_SECONDS = 5.0
 FORMS = {"JSON": JSON, "Arrow": ARROW}
 # Of natural text, whose lists look like those of users.
 TEXTS = ("README.md", "ARCHITECTURE.md", "docs/api.md", "docs/library.md", "docs/deploying.md")
@@ -39,11 +40,11 @@ class Cost(NamedTuple):
 
 
 def post(server: Server, path: str, body: Any, accept: bytes = JSON) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
     headers = {"Content-Type": "application/json", "Accept": accept.decode()}
-    connection.request("POST", path, msgspec.json.encode(body), headers)
-    response = connection.getresponse()
-    data = response.read()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+        connection.request("POST", path, msgspec.json.encode(body), headers)
+        response = connection.getresponse()
+        data = response.read()
     if response.status != 200:
         raise NeperError(f"arrow_replies: {path} was answered with {response.status}: {data[:500].decode()}")
     return data

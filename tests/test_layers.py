@@ -17,7 +17,7 @@ FILES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 # What each top room may import.
 ARROWS = {
-    "arrow": "types",
+    "arrow": "candidates types",
     "config": "errors",
     "files": "errors",
     "candidates": "types",

@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from neper.candidates import Comparison
 from neper.types import Float32Array, Int32Array, PackedRows
 
 try:
@@ -24,6 +25,7 @@ PIECE_PLACES = 2**16
 """Most places of the lists of a record batch, but for one row; so many ids and values are 512 KiB."""
 
 _PIECE_ROWS = 2**14
+_PIECE_CANDIDATES = 128
 
 TOKENS = pa.schema(
     [
@@ -45,6 +47,21 @@ TOKENS = pa.schema(
 - logprob: natural log. rank: 1 + the number of ids with a strictly greater logit. top_ids: the listed ids, best first.
   top_logprobs: theirs. All four are null where the token was not scored.
 """
+
+
+CANDIDATES = pa.schema(
+    [
+        pa.field("candidate", pa.int32(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("logprob", pa.float64(), nullable=False),
+        pa.field("mean_logprob", pa.float64(), nullable=False),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("probability", pa.float64(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+    ]
+)
+"""A row per candidate: its place in the request, what `neper.candidates.Comparison` says, and its tokens' logprobs."""
 
 
 def prompt_batches(prompt: int, token_ids: Sequence[int], rows: PackedRows | None) -> Iterator[pa.RecordBatch]:
@@ -79,6 +96,26 @@ def _token_batch(prompt: int, choice: int | None, position: int, rows: PackedRow
         for field, column in zip(TOKENS, columns, strict=True)
     ]
     return pa.record_batch(arrays, TOKENS)
+
+
+def candidate_batches(
+    texts: Sequence[str],
+    compared: Sequence[Comparison],
+    token_ids: Sequence[Sequence[int]],
+    logprobs: Sequence[Float32Array],
+) -> Iterator[pa.RecordBatch]:
+    """Batches of CANDIDATES; `token_ids` and `logprobs` are as long as each other for each."""
+    for begin in range(0, len(texts), _PIECE_CANDIDATES):
+        part = slice(begin, begin + _PIECE_CANDIDATES)
+        offsets = pa.array(np.cumsum([0, *map(len, logprobs[part])]), pa.int32())
+        lists = [
+            pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values[part]), kind))
+            for values, kind in ((token_ids, pa.int32()), (logprobs, pa.float32()))
+        ]
+        totals = zip(*compared[part], strict=True)
+        columns = [range(begin, begin + len(texts[part])), texts[part], *totals]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, CANDIDATES, strict=False)]
+        yield pa.record_batch([*arrays, *lists], CANDIDATES)
 
 
 def table(*batches: Iterable[pa.RecordBatch]) -> pa.Table:

@@ -127,6 +127,39 @@ def test_scores_of_tables_do_not_wait_to_be_written_as_text(client: Client) -> N
     assert client.server.service.scores._pending == {}
 
 
+def test_candidates_have_the_numbers_of_json(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "_PIECE_CANDIDATES", 2)
+    given = [" fox", " dog sleeps", [70, 71, 72], " fox", "s"]
+    body: dict[str, Any] = {
+        "prompt": "the quick brown",
+        "candidates": given,
+        "normalize": "mean",
+        "return_tokens": True,
+    }
+    want = client.post("/v1/candidates", **body).json()
+    response = client.http.post("/v1/candidates", json=body, headers={"Accept": MEDIA_TYPE})
+    assert response.headers["content-type"] == MEDIA_TYPE
+    with ipc.open_stream(response.content) as reader:
+        assert reader.schema.remove_metadata() == arrow.CANDIDATES
+        rest = json.loads(reader.schema.metadata[b"reply"])
+        batches = list(reader)
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    for place, (row, candidate) in enumerate(zip(rows, want["candidates"], strict=True)):
+        entries = candidate.pop("logprobs")
+        assert row.pop("candidate") == place
+        assert row.pop("logprobs") == [np.float32(entry["logprob"]) for entry in entries]
+        assert row == candidate
+    assert rest["candidates"] == []
+    names = ("model", "object", "prompt_tokens", "boundary", "usage", "normalized_over")
+    assert {name: rest[name] for name in names} == {name: want[name] for name in names}
+    check(
+        client.http.post("/v1/candidates", json={**body, "candidates": []}, headers={"Accept": MEDIA_TYPE}),
+        400,
+        "candidates",
+    )
+
+
 @pytest.mark.parametrize(
     ("accept", "arrow"),
     [
@@ -166,7 +199,7 @@ def test_errors_are_json(client: Client, monkeypatch: pytest.MonkeyPatch) -> Non
     check(post(prompt="Hello", prompt_logprobs=21), 400, "prompt_logprobs")
     client.engine.fail_after = 1
     check(post(prompt=PROMPTS[0], prompt_logprobs=1), 500, None, "engine_error")
-    monkeypatch.setitem(sys.modules, "neper.server.replies.table", None)
+    monkeypatch.setitem(sys.modules, "neper.arrow", None)
     check(post(prompt="Hello"), 406, None, "not_acceptable")
     assert client.engine.submitted[1:] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 import neper
 from neper.config import ServerConfig
 from neper.engine.interface import Engine
-from neper.errors import InvalidRequestError, NotAcceptableError
+from neper.errors import InvalidRequestError
 from neper.server.bodies.chat import ChatBody
 from neper.server.bodies.completion import CompletionBody
 from neper.server.bodies.responses import ResponsesBody
@@ -39,7 +38,7 @@ from neper.server.schemas.models import Model, ModelList
 from neper.server.schemas.status import Health, Version
 from neper.server.service import Service
 from neper.server.tokenization import detokenize, tokenize, tokenizer_info
-from neper.server.transport.accept import wants_arrow
+from neper.server.transport.accept import takes_arrow
 from neper.server.transport.asgi import header, send_body, send_json, unless_left
 from neper.server.transport.exchange import Exchange
 from neper.text.tokenizer import Tokenizer
@@ -160,19 +159,11 @@ _completions_as_json = _generates(CompletionBody, "cmpl", completion_generation,
 
 
 async def _completions(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    if not wants_arrow(scope):
+    if not await takes_arrow(scope):
         return await _completions_as_json(service, scope, receive, send)
-    table = await asyncio.to_thread(_completion_table)
-    await _generates(CompletionBody, "cmpl", table_generation, table)(service, scope, receive, send)
+    from neper.server.replies.table import CompletionTable  # where pyarrow is there
 
-
-def _completion_table() -> type[CompletionReply]:
-    """The class of replies in Arrow's form. pyarrow is loaded where the first request asks for it."""
-    try:
-        from neper.server.replies.table import CompletionTable
-    except ImportError as error:
-        raise NotAcceptableError(str(error)) from None
-    return CompletionTable
+    await _generates(CompletionBody, "cmpl", table_generation, CompletionTable)(service, scope, receive, send)
 
 
 async def _models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

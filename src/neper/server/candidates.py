@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cached_property
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
@@ -21,6 +23,7 @@ from neper.server.schemas.common import CachedTokens
 from neper.server.schemas.common import Usage as UsageSchema
 from neper.server.scoring import Scoring
 from neper.server.service import Service
+from neper.server.transport.accept import ARROW, JSON, takes_arrow
 from neper.server.transport.asgi import send_parts, unless_left
 from neper.server.transport.exchange import Exchange
 from neper.text.detokenizer import Detokenizer
@@ -32,13 +35,15 @@ PART = 64
 
 async def candidates(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     service.check_room()
+    as_arrow = await takes_arrow(scope)
     body = await service.read_json(scope, receive, CandidatesBody)
     service.check_model(body.model)
     reply_id = new_id("cand")
     exchange = Exchange.of(scope)
     scoring, usage = await unless_left(_score(service, body, exchange, reply_id), receive)
-    parts = CandidatesReply(service, body, scoring, usage, reply_id).parts()
-    exchange.reply_bytes += await send_parts(send, parts, b"application/json", in_thread=True)
+    reply = CandidatesReply(service, body, scoring, usage, reply_id)
+    parts, form = (reply.arrow_parts(), ARROW) if as_arrow else (reply.parts(), JSON)
+    exchange.reply_bytes += await send_parts(send, parts, form, in_thread=True)
 
 
 async def _score(service: Service, body: CandidatesBody, exchange: Exchange, reply_id: str) -> tuple[Scoring, Usage]:
@@ -57,7 +62,7 @@ async def _score(service: Service, body: CandidatesBody, exchange: Exchange, rep
 
 
 class CandidatesReply:
-    """The JSON of scored candidates."""
+    """Scored candidates as JSON, or as an Arrow stream."""
 
     def __init__(self, service: Service, body: CandidatesBody, scoring: Scoring, usage: Usage, reply_id: str) -> None:
         self._service = service
@@ -84,27 +89,44 @@ class CandidatesReply:
     def parts(self) -> Iterator[bytes]:
         """The reply, in parts that are made on demand and not kept."""
         before, after = around(self._reply)
-        logprobs = [np.maximum(values, FLOOR) for values in self._scoring.logprobs]
-        compared = compare(logprobs, self._body.normalize or "sum")
-        places = range(len(logprobs))
+        places = range(len(self._logprobs))
         for start in places[::PART]:
-            written = [
-                encode(self._candidate(place, logprobs[place], compared[place]))
-                for place in places[start : start + PART]
-            ]
+            written = [encode(self._candidate(place)) for place in places[start : start + PART]]
             yield b"%b%b" % (b"," if start else before, b",".join(written))
         yield after
 
-    def _candidate(self, place: int, logprobs: Float32Array, comparison: Comparison) -> Candidate:
+    def arrow_parts(self) -> Iterator[bytes]:
+        """The same as an Arrow stream: a row per candidate, and the rest of the JSON in the schema's metadata."""
+        from neper import arrow  # loads pyarrow
+
+        batches = arrow.candidate_batches(
+            [self._text(place) for place in range(len(self._compared))],
+            self._compared,
+            self._scoring.boundary.token_ids,
+            self._scoring.logprobs,
+        )
+        rest = encode(msgspec.structs.replace(self._reply, candidates=[]))
+        yield from arrow.stream(arrow.CANDIDATES, batches, {"reply": rest})
+
+    @cached_property
+    def _logprobs(self) -> list[Float32Array]:
+        """Of each candidate's tokens, as JSON has them: none is below its floor."""
+        return [np.maximum(values, FLOOR) for values in self._scoring.logprobs]
+
+    @cached_property
+    def _compared(self) -> list[Comparison]:
+        return compare(self._logprobs, self._body.normalize or "sum")
+
+    def _text(self, place: int) -> str:
         given = self._body.candidates[place]
-        token_ids = self._scoring.boundary.token_ids[place]
-        tokenizer = self._service.tokenizer
-        if not isinstance(given, str):
-            given = tokenizer.spelled(given)
+        return given if isinstance(given, str) else self._service.tokenizer.spelled(given)
+
+    def _candidate(self, place: int) -> Candidate:
+        token_ids, logprobs = self._scoring.boundary.token_ids[place], self._logprobs[place]
         return Candidate(
-            text=given,
+            text=self._text(place),
             token_ids=list(token_ids),
-            **comparison._asdict(),
+            **self._compared[place]._asdict(),
             logprobs=ready(b"[%b]" % self._entries(token_ids, logprobs)) if self._body.return_tokens else UNSET,
         )
 

@@ -110,7 +110,8 @@ OPERATIONS = (
         "Candidates of a prompt, scored and compared",
         candidates.Candidates,
         CandidatesBody,
-        raises=_GENERATES,
+        arrow="a candidate",
+        raises=(*_GENERATES, errors.NotAcceptableError),
     ),
     Operation("get", "/v1/models", "listModels", "The model that is served, as a list", models.ModelList),
     Operation(

@@ -37,7 +37,7 @@ class CompletionTable(CompletionReply):
         return None
 
     def parts(self) -> Iterator[bytes]:
-        return arrow.stream(arrow.TOKENS, self._batches(), {"reply": b"".join(super().parts())})
+        yield from arrow.stream(arrow.TOKENS, self._batches(), {"reply": b"".join(super().parts())})
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for choice in self.generation.choices:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+
 from starlette.types import Scope
 
+from neper.errors import NotAcceptableError
 from neper.server.transport.asgi import header
 
 JSON = b"application/json"
 ARROW = b"application/vnd.apache.arrow.stream"
+
+
+async def takes_arrow(scope: Scope) -> bool:
+    """`wants_arrow`, and pyarrow is loaded by then. Raises NotAcceptableError where it is not installed."""
+    if not wants_arrow(scope):
+        return False
+    try:
+        await asyncio.to_thread(importlib.import_module, "neper.arrow")
+    except ImportError as error:
+        raise NotAcceptableError(str(error)) from None
+    return True
 
 
 def wants_arrow(scope: Scope) -> bool:
