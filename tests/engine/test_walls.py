@@ -54,6 +54,7 @@ def test_a_step_reads_nothing_outside_readback(
     monkeypatch.setattr(core.runner.readback, "read", read)
     texts = prompts(9, 30)
     drawn = {"temperature": 1, "top_p": 0.9, "max_tokens": 5}
+    named: dict[str, Any] = {"token_ids": (3, 4), "prompt_top_k": 0, "prompt_logprob_token_ids": (5, 6, 7)}
     form = json_object().text()
     everything = [
         request("0", texts[0], SamplingParams(temperature=0, max_tokens=5), top_k=20, prompt_top_k=5),
@@ -64,7 +65,7 @@ def test_a_step_reads_nothing_outside_readback(
         request("5", texts[5], SamplingParams(**drawn, allowed_token_ids=(1, 2, 9)), top_k=2),
         request("6", texts[6], SamplingParams(**drawn, bad_words=((7,), (8, 9))), top_k=4, mode="processed_logprobs"),
         request("7", texts[7], SamplingParams(**drawn, grammar=form), top_k=4, mode="tempered_logprobs"),
-        request("8", texts[8], SamplingParams(**drawn), top_k=1, token_ids=(3, 4)),
+        request("8", texts[8], SamplingParams(**drawn), top_k=1, **named),
     ]
     with mode:
         run(core, everything)
