@@ -57,12 +57,11 @@ def engine(model_dir: Path) -> EngineConfig:
 
 
 @pytest.fixture
-def score(engine: EngineConfig, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def score(engine: EngineConfig, llm: LLM) -> Callable[..., int]:
     """`run` with the LLM of the tests, which it does not load again."""
-    monkeypatch.setattr("neper.engine.llm.LLM", lambda **settings: llm)
 
     def score(source: Path, out: Path | None = None, prefix: str = "", **settings: Any) -> int:
-        return run(source, out, None, prefix, ScoreConfig(**settings), engine)
+        return run(source, out, None, prefix, ScoreConfig(**settings), engine, lambda engine: llm)
 
     return score
 
@@ -92,7 +91,7 @@ def made_up(score: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> Calla
 
 
 def command(engine: EngineConfig, source: Path, *options: str) -> list[str]:
-    flags = ["--model", engine.model, "--dtype", "float32", "--num-threads", "1", "--max-num-batched-tokens", "64"]
+    flags = ["--model", engine.model, "--dtype", "float32", "--num-threads", "1", "--max-num-batched-tokens", "256"]
     return [sys.executable, "-m", "neper", "score", str(source), *flags, *options]
 
 
@@ -104,13 +103,13 @@ class Killed(BaseException):
     """In place of a signal that ends the process."""
 
 
-def test_rows_keep_their_columns_and_get_scores(tmp_path: Path, score: Callable[..., int]) -> None:
+def test_rows_keep_their_columns_and_get_scores(tmp_path: Path, score: Callable[..., int], llm: LLM) -> None:
     source = write_rows(tmp_path / "a.jsonl", 120)
     assert score(source) == SOME_FAILED
     rows = [json.loads(line) for line in (tmp_path / "a.scored.jsonl").read_text().splitlines()]
     want = [(number, text) for number, text in enumerate(texts(120)) if text]
     assert [(row["id"], row["text"]) for row in rows] == want
-    scored = [found.scores for found in neper.score_dataset(source, llm=neper.engine.llm.LLM()) if found.scores]
+    scored = [found.scores for found in neper.score_dataset(source, llm=llm) if found.scores]
     assert [{name: row[name] for name in scored[0]} for row in rows] == scored
     errors = (tmp_path / "a.scored.errors.jsonl").read_text()
     assert errors == '{"row":51,"error":"text is empty"}\n'
@@ -200,7 +199,7 @@ def test_a_run_that_is_killed_while_it_finishes_goes_on(
         with pytest.raises(Killed):
             made_up(source, out)
     disk.restore()
-    monkeypatch.setattr("neper.engine.llm.LLM", None)  # which is not needed any more
+    monkeypatch.setattr(run_module, "_score", None)  # nothing is left to score
     assert made_up(source, out) == 0
     assert out.read_bytes() == (tmp_path / f"whole.{ending}").read_bytes()
     assert files(out.parent) == {source.name, out.name}
@@ -232,7 +231,7 @@ def kill_and_resume(tmp_path: Path, engine: EngineConfig, ending: str, rows: int
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_goes_on(tmp_path: Path, engine: EngineConfig) -> None:
-    kill_and_resume(tmp_path, engine, "jsonl", rows=800, kills=1)
+    kill_and_resume(tmp_path, engine, "jsonl", rows=1500, kills=1)
 
 
 @pytest.mark.full

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neper.config import EngineConfig, ScoreConfig
 from neper.errors import ConfigError, InvalidRequestError, StartupError
@@ -22,13 +22,22 @@ from neper.score.output import Output
 from neper.score.row import Row, ScoredRow
 from neper.score.scorer import MODES, Scorer
 
+if TYPE_CHECKING:
+    from neper.engine.llm import LLM
+
 SOME_FAILED = 3
 _HASHED = 2**20
 _ENGINE = ("model", "device", "dtype", "max_model_len")  # the settings that change scores
 
 
 def run(
-    source: Path, out: Path | None, errors: Path | None, prefix: str, config: ScoreConfig, engine: EngineConfig
+    source: Path,
+    out: Path | None,
+    errors: Path | None,
+    prefix: str,
+    config: ScoreConfig,
+    engine: EngineConfig,
+    load: Callable[[EngineConfig], LLM] | None = None,
 ) -> int:
     """Score a file. Returns the exit code: 0, or SOME_FAILED where rows failed.
 
@@ -36,6 +45,7 @@ def run(
         out: by default beside the input, with `.scored` in its name.
         errors: by default beside `out`.
         prefix: stands before the names of the columns that are added.
+        load: makes the LLM, once it is known that there are rows to score. Default: loads it.
 
     Raises:
         NeperError: the run cannot begin, or cannot go on.
@@ -59,7 +69,7 @@ def run(
             writer.resume(output.pieces)
         if not output.last.complete:
             rows = reader.rows(output.last.row, mode.columns(config) if same_form else None)
-            _score(rows, _Sink(writer, output, prefix), config, engine)
+            _score(rows, _Sink(writer, output, prefix), config, engine, load or _load)
             if fingerprint(source) != identity:
                 raise StartupError(f"{source} changed while it was scored; the scores are in {output.pieces}")
         output.finish(writer)
@@ -79,7 +89,16 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": digest}
 
 
-def _score(rows: Iterator[Row], sink: _Sink, config: ScoreConfig, engine: EngineConfig) -> None:
+def _load(engine: EngineConfig) -> LLM:
+    from neper.engine.llm import LLM
+
+    with ProgressLine(sys.stderr) as progress:
+        return LLM(progress=progress, **dataclasses.asdict(engine))
+
+
+def _score(
+    rows: Iterator[Row], sink: _Sink, config: ScoreConfig, engine: EngineConfig, load: Callable[[EngineConfig], LLM]
+) -> None:
     """Score these rows. No model is loaded where there are none."""
     first = next(rows, None)
     if first is None:
@@ -87,13 +106,10 @@ def _score(rows: Iterator[Row], sink: _Sink, config: ScoreConfig, engine: Engine
         return
     if sink.row:
         print(f"going on after row {sink.row:,}", file=sys.stderr)
-    with ProgressLine(sys.stderr) as progress:
-        from neper.engine.llm import LLM
-
-        llm = LLM(progress=progress, **dataclasses.asdict(engine))
+    scorer = Scorer(load(engine), config)
     try:
         with Meter(sys.stderr, done=first.done) as meter:
-            for window in Scorer(llm, config).score(chain([first], rows)):
+            for window in scorer.score(chain([first], rows)):
                 sink.write(window)
                 meter.advance(len(window), sum(row.num_tokens for row in window), window[-1].row.done)
     except KeyboardInterrupt:
