@@ -35,7 +35,7 @@ ARROWS = {
     "plot": "engine shown",
     "terminal": "shown",
     "chat": "config engine models progress shown terminal text types",
-    "score": "config engine errors files progress types",
+    "score": "candidates config engine errors files progress types",
     "doctor": "config engine machine models neper ops",
     "bench": "config engine errors guarded machine models neper ops progress text types",
     "cli": "bench chat config doctor engine errors guarded neper options score server types wire",

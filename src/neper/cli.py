@@ -156,6 +156,7 @@ def score(
     Examples:
       neper score texts.jsonl
       neper score texts.parquet --stride 512 --dtype float32 --out scores.parquet
+      neper score questions.jsonl --mode candidates --normalize mean
       neper score rollouts.jsonl --mode reply --top 20 --model ./teacher
 
     \b
@@ -170,6 +171,7 @@ def score(
 
     \b
     text        logprob (of all scored tokens, natural log), num_tokens (those), perplexity, bits_per_byte
+    candidates  best (its place, from 0), and lists with an entry per candidate: logprobs, num_tokens, probabilities
     reply       logprob, num_tokens, and the lists of --top
     --top K     token_ids, token_logprobs, and with K > 0 top_ids, top_logprobs: an entry per scored token
 

@@ -19,7 +19,8 @@ TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("think", "mistral", "none")
 DRAFTERS = ("ngram", "mtp", "draft:MODEL")
 MAX_DRAFT_TOKENS = 16
-SCORE_MODES = ("text", "reply")
+SCORE_MODES = ("text", "candidates", "reply")
+NORMALIZES = ("sum", "mean", "none")
 BOS_RULES = ("auto", "always", "never")
 MAX_CANDIDATES = 1000
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -117,7 +118,10 @@ class EngineConfig:
 class ScoreConfig:
     """What is scored in the rows of a file, and which columns hold it."""
 
-    mode: str = _option("text", "text: each row's text. reply: a reply to messages, token by token.")
+    mode: str = _option(
+        "text",
+        "text: each row's text. candidates: each of the answers to a prompt. reply: the tokens of a reply to messages.",
+    )
     top: int | None = _option(
         None, "List each token, and this many alternatives of it; 0 = none. Default: no lists; 0 in mode reply."
     )
@@ -132,12 +136,23 @@ class ScoreConfig:
         "always (the end-of-sequence token where there is no BOS), never.",
     )
     score_end: bool = _option(False, "Mode reply: score the token that ends the reply as well.")
+    normalize: str = _option(
+        "sum",
+        "Mode candidates: probabilities are shares of the totals (sum), of the means per token (mean), or each "
+        "candidate's own (none).",
+    )
     text_column: str = _option("text", "Column of the text, in mode text.")
+    prompt_column: str = _option("prompt", "Column of the prompt, in mode candidates: a text, token ids or messages.")
+    candidates_column: str = _option("candidates", "Column of the list of candidates: texts or token ids.")
     messages_column: str = _option("messages", "Column of the messages, in mode reply.")
     reply_column: str = _option("reply", "Column of the reply: its text, or its token ids.")
 
     def __post_init__(self) -> None:
-        for name, value, known in (("mode", self.mode, SCORE_MODES), ("bos", self.bos, BOS_RULES)):
+        for name, value, known in (
+            ("mode", self.mode, SCORE_MODES),
+            ("bos", self.bos, BOS_RULES),
+            ("normalize", self.normalize, NORMALIZES),
+        ):
             if value not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}")
         if self.top is not None and self.top < 0:
@@ -147,6 +162,7 @@ class ScoreConfig:
         for mode, name, used in (
             ("text", "stride", self.stride is not None),
             ("text", "bos", self.bos != "auto"),
+            ("candidates", "normalize", self.normalize != "sum"),
             ("reply", "score_end", self.score_end),
         ):
             if used and self.mode != mode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,7 +11,7 @@ from neper.candidates import NORMALIZES, Normalize, compare
 from neper.engine.arguments import plain
 from neper.engine.core import EngineCore
 from neper.engine.interface import failure
-from neper.errors import InvalidRequestError
+from neper.errors import InvalidRequestError, NeperError
 from neper.text.boundary import Boundary, find_boundary
 from neper.text.tokenizer import Tokenizer
 from neper.types import FinishReason, Float32Array, Request
@@ -40,24 +41,37 @@ class ScoredCandidate:
     boundary: Boundary
 
 
-def score_candidates(
+@dataclass(frozen=True)
+class CandidatesRequest:
+    """A prompt and candidates, cut into tokens.
+
+    Attributes:
+        given: the candidates, as texts or ids.
+    """
+
+    request: Request
+    given: list[str | list[int]]
+    boundary: Boundary
+
+
+def cut_candidates(
     core: EngineCore,
     tokenizer: Tokenizer,
     request_id: str,
     prompt: list[int],
     candidates: object,
-    normalize: Normalize,
     *,
     special_tokens: bool,
-) -> list[ScoredCandidate]:
-    """Score candidates with an engine that has nothing else to do.
+) -> CandidatesRequest:
+    """Cut a prompt and its candidates. Nothing is computed.
 
     Args:
         candidates: checked here: a list of texts or lists of ids.
         special_tokens: control tokens spelled in candidates become tokens.
+
+    Raises:
+        InvalidRequestError: they cannot be scored.
     """
-    if normalize not in NORMALIZES:
-        raise InvalidRequestError(f"normalize must be one of {', '.join(NORMALIZES)}", param="normalize")
     try:
         given = msgspec.convert(plain(candidates), list[str | list[int]])
     except (TypeError, msgspec.ValidationError) as error:
@@ -74,31 +88,61 @@ def score_candidates(
     )
     if (problem := core.problem(request)) is not None:
         raise InvalidRequestError(problem)
-    found = _scores(core, request)
+    return CandidatesRequest(request, given, boundary)
+
+
+def score_candidates(
+    core: EngineCore, tokenizer: Tokenizer, asked: Sequence[CandidatesRequest], normalize: Normalize
+) -> list[list[ScoredCandidate] | NeperError]:
+    """Score the candidates of each of these, together, with an engine that has nothing else to do.
+
+    A request that fails has its error in place of scores.
+
+    Raises:
+        InvalidRequestError: `normalize` is not known.
+    """
+    if normalize not in NORMALIZES:
+        raise InvalidRequestError(f"normalize must be one of {', '.join(NORMALIZES)}", param="normalize")
+    found = _scores(core, [one.request for one in asked])
+    return [
+        scores if isinstance(scores, NeperError) else _compared(tokenizer, one, scores, normalize)
+        for one, scores in zip(asked, found, strict=True)
+    ]
+
+
+def _compared(
+    tokenizer: Tokenizer, asked: CandidatesRequest, scores: list[Float32Array], normalize: Normalize
+) -> list[ScoredCandidate]:
     return [
         ScoredCandidate(
             text=text if isinstance(text, str) else tokenizer.spelled(text),
             token_ids=token_ids,
             logprobs=logprobs,
             **comparison._asdict(),
-            boundary=boundary,
+            boundary=asked.boundary,
         )
         for text, token_ids, logprobs, comparison in zip(
-            given, boundary.token_ids, found, compare(found, normalize), strict=True
+            asked.given, asked.boundary.token_ids, scores, compare(scores, normalize), strict=True
         )
     ]
 
 
-def _scores(core: EngineCore, request: Request) -> list[Float32Array]:
-    """The logprobs of each candidate's tokens; whatever happens, nothing is left in the engine."""
-    found: dict[int, Float32Array] = {}
-    core.add(request)
+def _scores(core: EngineCore, requests: list[Request]) -> list[list[Float32Array] | NeperError]:
+    """The logprobs of each candidate's tokens, of each request; whatever happens, nothing is left in the engine."""
+    found: dict[str, dict[int, Float32Array]] = {request.request_id: {} for request in requests}
+    failed: dict[str, NeperError] = {}
+    for request in requests:
+        core.add(request)
     try:
         while core.has_work:
             for chunk in core.step():
                 if chunk.finish_reason is FinishReason.ERROR:
-                    raise failure(chunk)
-                found |= {scores.place: scores.logprobs for scores in chunk.candidates}
+                    failed[chunk.request_id] = failure(chunk)
+                found[chunk.request_id] |= {scores.place: scores.logprobs for scores in chunk.candidates}
     finally:
-        core.abort(request.request_id)
-    return [found[place] for place in range(len(request.candidates))]
+        for request in requests:
+            core.abort(request.request_id)
+    return [
+        failed.get(request.request_id) or [found[request.request_id][place] for place in range(len(request.candidates))]
+        for request in requests
+    ]

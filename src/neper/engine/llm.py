@@ -14,11 +14,11 @@ import numpy.typing as npt
 from neper.candidates import Normalize
 from neper.config import DEFAULT_MODEL
 from neper.engine.arguments import engine_config, one_each, plain
-from neper.engine.candidates import ScoredCandidate, score_candidates
+from neper.engine.candidates import ScoredCandidate, cut_candidates, score_candidates
 from neper.engine.completion import Completion
 from neper.engine.core import EngineCore
 from neper.engine.interface import failure
-from neper.errors import ContextLengthError, InvalidRequestError
+from neper.errors import ContextLengthError, InvalidRequestError, NeperError
 from neper.models import source
 from neper.seeds import choice_seed
 from neper.text.detokenizer import Detokenizer, TextToken
@@ -228,9 +228,11 @@ class LLM:
             if others:
                 raise InvalidRequestError("candidates are scored after one prompt", param="prompt")
         name = str(next(self._numbers))
-        return score_candidates(
-            self.core, self.tokenizer, name, prompt_ids, candidates, normalize, special_tokens=not is_chat
-        )
+        asked = cut_candidates(self.core, self.tokenizer, name, prompt_ids, candidates, special_tokens=not is_chat)
+        [found] = score_candidates(self.core, self.tokenizer, [asked], normalize)
+        if isinstance(found, NeperError):
+            raise found
+        return found
 
     def _check_idle(self) -> None:
         if self.core.has_work:  # its chunks would come to us

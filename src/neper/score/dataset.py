@@ -35,7 +35,7 @@ def score_dataset(
 
     Args:
         rows: mappings from columns to values, or a .jsonl, .csv or .parquet file.
-        mode: text or reply.
+        mode: text, candidates or reply.
         llm: the model, where it is loaded already. It is in use until the iterator has ended or is closed.
         model: the model to load otherwise.
         **settings: fields of neper.config.ScoreConfig (top, stride, text_column, ...), and where no `llm` is given

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
+
 from neper.config import ScoreConfig
 from neper.errors import ConfigError, InvalidRequestError, NeperError
 from neper.score.passages import Scores
@@ -60,6 +62,23 @@ def text_of(values: Mapping[str, Any], column: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequestError(f"{column} is {described(value)}, not a text")
     return value
+
+
+def messages_of(values: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+    """The messages of a row: a list of objects, or the JSON of one. A member that is null counts as absent.
+
+    Raises:
+        InvalidRequestError: there are none.
+    """
+    value = values.get(column)
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise InvalidRequestError(f"{column} is a text that is no JSON: {error}") from None
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value) or not value:
+        raise InvalidRequestError(f"{column} is {described(value)}, not a list of messages")
+    return [{key: member for key, member in message.items() if member is not None} for message in value]
 
 
 def described(value: Any) -> str:

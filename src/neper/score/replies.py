@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from neper.config import ScoreConfig
 from neper.errors import ConfigError, ContextLengthError, InvalidRequestError, NeperError
-from neper.score.mode import Field, described, list_fields, lists
+from neper.score.mode import Field, described, list_fields, lists, messages_of
 from neper.score.passages import Passage, score_passages
 
 if TYPE_CHECKING:
@@ -75,20 +73,3 @@ class ReplyMode:
             raise ContextLengthError(
                 f"messages and reply have {num_tokens} tokens or more, the model's context {self._context}"
             )
-
-
-def messages_of(values: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
-    """The messages of a row: a list of objects, or the JSON of one. A member that is null counts as absent.
-
-    Raises:
-        InvalidRequestError: there are none.
-    """
-    value = values.get(column)
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
-            raise InvalidRequestError(f"{column} is a text that is no JSON: {error}") from None
-    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value) or not value:
-        raise InvalidRequestError(f"{column} is {described(value)}, not a list of messages")
-    return [{key: member for key, member in message.items() if member is not None} for message in value]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from neper.config import ScoreConfig
 from neper.errors import InvalidRequestError, NeperError
+from neper.score.candidates import CandidatesMode
 from neper.score.mode import Mode, check_top, rough_length
 from neper.score.passages import STEPS
 from neper.score.replies import ReplyMode
@@ -22,7 +23,7 @@ MAX_ROWS = 4096
 MAX_BYTES = 64 * 2**20
 """Bounds of a window: rows, and bytes of them. A third is the characters that a few steps of the engine compute."""
 
-MODES: dict[str, type[Mode]] = {"text": TextMode, "reply": ReplyMode}
+MODES: dict[str, type[Mode]] = {"text": TextMode, "candidates": CandidatesMode, "reply": ReplyMode}
 
 _CHARACTERS_PER_TOKEN = 4
 _Prepared = list[tuple[Row, Any]]
