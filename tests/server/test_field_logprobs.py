@@ -199,14 +199,16 @@ def test_choices_are_scored_in_the_place_of_the_value(client: Client) -> None:
         field = fields[pointer]
         until = b"".join(data[: field["end"]])
         totals = []
+        scoring = next(asked_ids)
+        assert scoring.prompt_token_ids == [*prompt, *ids[: field["start"]]]
+        candidates = iter(scoring.candidates)
         for value, shown in zip(CHOICES[pointer], field["choices"], strict=True):
-            scoring = next(asked_ids)
-            given, begin = scoring.prompt_token_ids, scoring.logprobs.prompt_start
             spelled = REPLY[:start].encode() + json.dumps(value, ensure_ascii=False).encode()
             spelled += until[len(REPLY[:end].encode()) :] + (b"," if pointer == "/stars" else b"")
-            assert client.tokenizer.decode_bytes(given[len(prompt) :]).startswith(spelled)
-            assert given[:begin] == [*prompt, *ids[: field["start"]]]
-            rows = [scores(at, given[at], VOCAB_SIZE)[given[at]] for at in range(begin, len(given))]
+            given = [*scoring.prompt_token_ids[len(prompt) :], *next(candidates)]
+            assert client.tokenizer.decode_bytes(given).startswith(spelled)
+            places = range(len(scoring.prompt_token_ids), len(prompt) + len(given))
+            rows = [scores(at, given[at - len(prompt)], VOCAB_SIZE)[given[at - len(prompt)]] for at in places]
             totals.append(math.fsum(float(str(number)) for number in rows))
             assert shown["logprob"] == pytest.approx(totals[-1], rel=1e-12)
         shares = [math.exp(total) / math.fsum(map(math.exp, totals)) for total in totals]
@@ -336,8 +338,8 @@ def test_without_the_field_nothing_is_added(client: Client) -> None:
     assert len(client.engine.submitted) == 1
 
 
-def test_an_engine_that_scores_no_prompts_gives_values_alone(client: Client) -> None:
-    client.engine.capabilities = msgspec.structs.replace(client.engine.capabilities, prompt_logprobs=False)
+def test_an_engine_that_scores_no_candidates_gives_values_alone(client: Client) -> None:
+    client.engine.capabilities = msgspec.structs.replace(client.engine.capabilities, candidates=False)
     client.say(REPLY)
     choice = only_choice(client)
     check_fields(choice)
@@ -347,7 +349,7 @@ def test_an_engine_that_scores_no_prompts_gives_values_alone(client: Client) -> 
 def test_a_scoring_that_fails_fails_the_request(client: Client) -> None:
     client.say(REPLY)
     client.engine.fail_after = 0
-    client.engine.affects = lambda request: request.sampling.max_tokens == 0
+    client.engine.affects = lambda request: bool(request.candidates)
     response = client.post(CHAT, messages=MESSAGES, **asked(SENTIMENT))
     assert check(response, 500, code="engine_error") == "a row was NaN"
 

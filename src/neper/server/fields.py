@@ -18,25 +18,26 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import msgspec
+import numpy as np
 
 from neper.server.entries.score_texts import difference, read_scores, running_sums
 from neper.server.schemas.fields import FieldChoice, FieldLogprobs, WeakestToken
-from neper.text.continuation import encode_continuation
+from neper.text.continuation import encode_continuations
 from neper.text.detokenizer import TextToken
 from neper.text.json_schema import JsonSchema
 from neper.text.json_values import JsonValue, json_values
 from neper.text.schema_choices import Plain, SchemaChoices
 from neper.text.tokenizer import Tokenizer
-from neper.types import LogprobParams, PackedRows, Request, SamplingParams
+from neper.types import Float32Array, PackedRows, Request
 
 MAX_SCORED = 1024
-"""The most other values of a reply that are scored, each a request to the engine. Fields after those have none."""
+"""The most choices of a reply that are scored. Fields after those have none."""
 
-BATCH = 64
-"""The most of those that are asked for at once, unless one field has more."""
+BATCH = 16
+"""The most fields whose choices are scored at once."""
 
 
 @dataclass
@@ -51,11 +52,11 @@ class _Field:
 
 
 @dataclass(frozen=True)
-class ChoiceRequest:
-    """A request that scores a value in the place of a field's. Its id is the reply's, and must be made its own."""
+class FieldRequest:
+    """A request that scores the choices of a field, as candidates. Its id is the reply's, and must be made its own."""
 
     field: _Field
-    value: Plain
+    values: Sequence[Plain]
     request: Request
 
 
@@ -102,33 +103,34 @@ class ReplyFields:
             self._fields.append(_Field(value, start, end, start))
         self._find_weakest()
 
-    def requests(self, request: Request, max_model_len: int) -> Iterator[list[ChoiceRequest]]:
+    def requests(self, request: Request, max_model_len: int) -> Iterator[list[FieldRequest]]:
         """Requests that score the choices of fields, after the reply to `request`: some fields at a time."""
         count = 0
-        batch: list[ChoiceRequest] = []
+        batch: list[FieldRequest] = []
         for field, values in self._with_choices():
-            asked = self._spelled(field, values, request, max_model_len)
-            count += len(asked)
+            count += len(values)
             if count > MAX_SCORED:
                 break
-            if batch and len(batch) + len(asked) > BATCH:
+            asked = self._spelled(field, values, request, max_model_len)
+            if asked is not None:
+                batch.append(FieldRequest(field, values, asked))
+            if len(batch) == BATCH:
                 yield batch
                 batch = []
-            batch += asked
         if batch:
             yield batch
 
-    def score(self, batch: Sequence[ChoiceRequest], totals: Sequence[float]) -> None:
-        """Take the total logprob of each value of a batch."""
-        for _, group in groupby(zip(batch, totals, strict=True), key=lambda pair: id(pair[0].field)):
-            pairs = list(group)
-            best = max(total for _, total in pairs)
-            weights = [math.exp(total - best) for _, total in pairs]
-            whole = math.fsum(weights)
-            pairs[0][0].field.choices = [
-                FieldChoice(asked.value, total, weight / whole)
-                for (asked, total), weight in zip(pairs, weights, strict=True)
-            ]
+    def score(self, asked: FieldRequest, logprobs: Sequence[Float32Array]) -> None:
+        """Take the logprobs of each choice's tokens."""
+        rows = [read_scores(PackedRows.pack(np.zeros(len(values)), values)) for values in logprobs]
+        sums = [running_sums(score.numbers[0] for score in scored) for scored in rows]
+        totals = [difference(one[-1], one[0]) for one in sums]
+        weights = [math.exp(total - max(totals)) for total in totals]
+        whole = math.fsum(weights)
+        asked.field.choices = [
+            FieldChoice(value, total, weight / whole)
+            for value, total, weight in zip(asked.values, totals, weights, strict=True)
+        ]
 
     def json(self) -> bytes:
         """The JSON of all fields, by pointer."""
@@ -147,10 +149,8 @@ class ReplyFields:
             choices=msgspec.UNSET if field.choices is None else field.choices,
         )
 
-    def _spelled(
-        self, field: _Field, values: Sequence[Plain], request: Request, max_model_len: int
-    ) -> list[ChoiceRequest]:
-        """A request for each of the values in the place of a field's; none where one of them has no tokens there."""
+    def _spelled(self, field: _Field, values: Sequence[Plain], request: Request, max_model_len: int) -> Request | None:
+        """A request for the values in the place of a field's; None where one of them has no tokens there."""
         own = self._text[field.value.start : field.value.end]
         chosen = json.loads(own.decode("utf-8", "replace"), strict=False)
         before, after = self._around(field)
@@ -160,22 +160,17 @@ class ReplyFields:
         if not after and any(one != other and other.startswith(one) for one in texts for other in texts):
             next_ids = self._token_ids[last + 1 : last + 2]  # only this tells 1 from 10
         prefix = [*request.prompt_token_ids, *self._token_ids[:first]]
-        found: list[ChoiceRequest] = []
-        for value, text in zip(values, texts, strict=True):
-            try:
-                ids = encode_continuation(self._tokenizer, (before + text + after).decode())
-            except UnicodeDecodeError:
-                return []  # a token at one of its ends has a part of a character too
-            if ids is None or len(prefix) + len(ids) + len(next_ids) > max_model_len:
-                return []
-            scoring = Request(
-                request_id=request.request_id,
-                prompt_token_ids=[*prefix, *ids, *next_ids],
-                sampling=SamplingParams(max_tokens=0),
-                logprobs=LogprobParams(prompt_top_k=0, prompt_start=len(prefix)),
-            )
-            found.append(ChoiceRequest(field, value, scoring))
-        return found
+        try:
+            found = encode_continuations(self._tokenizer, [(before + text + after).decode() for text in texts])
+        except UnicodeDecodeError:
+            return None  # a token at one of its ends has a part of a character too
+        if found is None or len(prefix) + max(map(len, found)) + len(next_ids) > max_model_len:
+            return None
+        return Request(
+            request_id=request.request_id,
+            prompt_token_ids=prefix,
+            candidates=tuple((*ids, *next_ids) for ids in found),
+        )
 
     def _around(self, field: _Field) -> tuple[bytes, bytes]:
         """The bytes of a value's tokens that come before it and after it."""

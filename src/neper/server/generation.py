@@ -22,11 +22,10 @@ import msgspec
 from neper.engine.interface import Engine, TokenStream, failure
 from neper.errors import EngineError, NeperError, RequestTimeoutError
 from neper.server.choice import Choice, Delta
-from neper.server.entries.score_texts import difference, read_scores, running_sums
 from neper.server.fields import ReplyFields
 from neper.server.metrics import Metrics
 from neper.server.timing import ChoiceTiming
-from neper.types import FinishReason, Request
+from neper.types import FinishReason, Float32Array, Request
 
 log = logging.getLogger(__name__)
 
@@ -192,28 +191,27 @@ class Generation:
                 msgspec.structs.replace(one.request, request_id=f"{one.request.request_id}.{next(numbers)}")
                 for one in batch
             ]
-            fields.score(batch, await self._totals(requests))
+            for one, logprobs in zip(batch, await self._score(requests), strict=True):
+                fields.score(one, logprobs)
         return await asyncio.to_thread(fields.json)
 
-    async def _totals(self, requests: list[Request]) -> list[float]:
-        """The total logprob of each request's scored prompt tokens."""
+    async def _score(self, requests: list[Request]) -> list[list[Float32Array]]:
+        """The logprobs of each candidate of each request."""
         streams: list[TokenStream] = []
-        totals = []
+        scored = []
         try:
             streams += map(self._engine.submit, requests)
             for stream in streams:
-                numbers: list[bytes] = []
+                found: dict[int, Float32Array] = {}
                 async for chunk in stream:
                     if chunk.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                         raise failure(chunk)
-                    if chunk.prompt is not None:
-                        numbers += [score.numbers[0] for score in read_scores(chunk.prompt)]
-                sums = running_sums(numbers)
-                totals.append(difference(sums[-1], sums[0]))
+                    found |= {scores.place: scores.logprobs for scores in chunk.candidates}
+                scored.append([found[place] for place in sorted(found)])
         finally:
             for stream in streams:
                 stream.close()
-        return totals
+        return scored
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -218,7 +218,7 @@ def _fields(service: Service, body: ChatBody, logprobs: LogprobParams) -> Callab
         )
     if logprobs.top_k is None:
         raise InvalidRequestError("field_logprobs needs logprobs: true", param="field_logprobs")
-    choices = SchemaChoices(schema) if service.engine.capabilities.prompt_logprobs else None
+    choices = SchemaChoices(schema) if service.engine.capabilities.candidates else None
     ids_as_text = bool(body.return_tokens_as_token_ids)
     return lambda: ReplyFields(service.tokenizer, choices, ids_as_text=ids_as_text)
 
