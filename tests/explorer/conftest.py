@@ -53,9 +53,8 @@ class Explorer:
         faults: what a test did on purpose and may be logged as an error, as a regex.
     """
 
-    def __init__(self, page: Page, url: str) -> None:
+    def __init__(self, page: Page) -> None:
         self.page = page
-        self.url = url
         self.asked: list[tuple[str, Any]] = []
         self.faults: str | None = None
         self.errors: list[str] = []
@@ -80,10 +79,6 @@ class Explorer:
 
     def generations(self) -> list[dict[str, Any]]:
         return [body for path, body in self.asked if path == "/v1/completions"]
-
-    def open(self) -> None:
-        self.page.goto(self.url)
-        expect(self.page.locator("#model")).not_to_be_empty()
 
     def set(self, label: str, value: str) -> None:
         self.page.get_by_role("group", name="Settings").get_by_label(label).fill(value)
@@ -129,15 +124,17 @@ Visit = Callable[..., AbstractContextManager[Explorer]]
 def visit(browser: Browser) -> Visit:
     """`visit(url)`: an explorer, opened; afterwards it has logged no error and asked no other host.
 
-    Other arguments are those of a browser's context.
+    `ready`: the server tells the page its model. Other arguments are those of a browser's context.
     """
 
     @contextlib.contextmanager
-    def visiting(url: str, **options: Any) -> Iterator[Explorer]:
+    def visiting(url: str, *, ready: bool = True, **options: Any) -> Iterator[Explorer]:
         context = browser.new_context(**options)
-        explorer = Explorer(context.new_page(), url)
+        explorer = Explorer(context.new_page())
         try:
-            explorer.open()
+            explorer.page.goto(url)
+            if ready:
+                expect(explorer.page.locator("#model")).not_to_be_empty()
             yield explorer
             faults = explorer.faults
             assert [text for text in explorer.errors if faults is None or not re.search(faults, text)] == []

@@ -31,7 +31,7 @@ export class BranchList {
     const focused = this.element.contains(document.activeElement);
     const count = [...tree.all()].length;
     const list = element("ul", {}, this.#item(tree.root, current));
-    this.element.replaceChildren(element("h3", {}, counted(count, "branch").replace("branchs", "branches")), list);
+    this.element.replaceChildren(element("h2", {}, counted(count, "branch").replace("branchs", "branches")), list);
     if (focused) this.element.querySelector("[aria-current]")?.focus();
   }
 

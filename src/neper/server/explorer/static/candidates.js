@@ -99,7 +99,7 @@ export class Candidates {
         element(
           "table",
           {},
-          element("caption", {}, `${counted(ranked.length, "candidate")} after ${counted(reply.prompt_tokens, "prompt token")}`),
+          element("caption", {}, caption(reply)),
           element("thead", {}, element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)))),
           element("tbody", {}, ...ranked.map((candidate) => row(candidate))),
         ),
@@ -108,6 +108,13 @@ export class Candidates {
     this.#result.hidden = false;
     announce(`First of ${ranked.length}: ${ranked[0].text}`);
   }
+}
+
+/** @param {any} reply */
+function caption({ candidates, prompt_tokens: tokens, boundary }) {
+  const text = `${counted(candidates.length, "candidate")} after ${counted(tokens, "prompt token")}`;
+  if (boundary?.kind !== "merged") return text;
+  return `${text}; the end of the prompt, “${spelled(boundary.text)}”, is scored with each of them`;
 }
 
 /** @param {any} candidate */

@@ -59,14 +59,6 @@ export class Details {
     (buttons.find((one) => one.getAttribute("aria-current") !== "true") ?? buttons[0])?.focus();
   }
 
-  /**
-   * @param {number} rank
-   * @returns {number | null} The id of the alternative of this rank.
-   */
-  alternative(rank) {
-    return this.#token?.alternatives[rank - 1]?.id ?? null;
-  }
-
   /** @returns {HTMLButtonElement[]} */
   #buttons() {
     return [.../** @type {NodeListOf<HTMLButtonElement>} */ (this.element.querySelectorAll(".alternatives button"))];
@@ -84,7 +76,7 @@ export class Details {
       element(
         "header",
         {},
-        element("h3", { class: "name" }, spelled(this.#name(token))),
+        element("h2", { class: "name" }, spelled(this.#name(token))),
         element("p", { class: "where" }, `token ${place + 1} of ${count} · id ${token.id}`),
       ),
       token.logprob === null ? nothing() : this.#facts(token),
@@ -166,7 +158,7 @@ export class Details {
     return element(
       "div",
       {},
-      element("h4", {}, "Choose one to go on from it"),
+      element("h3", {}, "Choose one to go on from it"),
       this.#list,
       element("p", { class: "rest" }, `All others: ${percent(Math.log(Math.max(1 - mass, 0)))}`),
     );

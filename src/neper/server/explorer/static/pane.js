@@ -11,6 +11,7 @@ import { scoredTokens, streamedTokens } from "./entries.js";
 import { counted, nats, percent, spelled } from "./numbers.js";
 import { Plot } from "./plot.js";
 import { Problem } from "./problem.js";
+import { readable, scoring, toldReply } from "./requests.js";
 import { Totals } from "./scores.js";
 import { TokenView } from "./token_view.js";
 
@@ -60,7 +61,7 @@ export class Pane {
       this.#goOn,
       this.#answer,
       button("Copy text", () => copy(this.#text(), "Text")),
-      button("Copy JSON", () => copy(JSON.stringify(this.#json(), null, 2), "JSON")),
+      button("Copy JSON", () => copy(JSON.stringify(this.#told(), null, 2), "JSON")),
       button("Copy curl", () => this.#copyCurl()),
     );
     this.#result = element(
@@ -126,7 +127,7 @@ export class Pane {
       this.#prompt = prompt;
       this.#tree = tree;
       tree.root.tokens = scored;
-      tree.root.request = this.#readable(prompt);
+      tree.root.request = readable(this.#api.model, prompt, this.#settings);
       tree.root.finish = prompt.kind === "score" ? "scored" : null;
       this.#show(tree.root);
       if (prompt.kind === "score") announce(this.#summary());
@@ -152,7 +153,7 @@ export class Pane {
       return { tree: new Tree(reply.tokens), scored: [] };
     }
     const top = this.#settings.top;
-    const reply = await this.#api.call("v1/completions", this.#scoring(text), signal);
+    const reply = await this.#api.call("v1/completions", scoring(this.#api.model, text, top), signal);
     const scored = scoredTokens(reply.choices[0], top, this.#vocabulary.learn);
     const [first] = scored;
     if (first) {
@@ -306,8 +307,8 @@ export class Pane {
 
   /** @param {number} rank */
   #chooseRank(rank) {
-    const id = this.#details.alternative(rank);
-    if (id !== null) this.#choose(this.#view.selected, id);
+    const other = this.#view.tokens[this.#view.selected]?.alternatives[rank - 1];
+    if (other) this.#choose(this.#view.selected, other.id);
   }
 
   /**
@@ -373,48 +374,12 @@ export class Pane {
     return this.#view.tokens.map((token) => token.text).join("");
   }
 
-  #json() {
-    const named = (/** @type {{id: number, logprob: number | null}} */ { id, logprob }) => ({
-      id,
-      token: this.#vocabulary.text(id) ?? null,
-      logprob,
-    });
-    return {
-      model: this.#api.model,
-      request: this.#branch.request,
-      prompt_token_ids: this.#tree.prompt,
-      text: this.#text(),
-      finish_reason: this.#branch.finish,
-      tokens: this.#view.tokens.map((token) => ({
-        id: token.id,
-        text: token.text,
-        logprob: token.logprob,
-        alternatives: token.alternatives.map(named),
-      })),
-    };
+  #told() {
+    return toldReply(this.#api.model, this.#tree, this.#branch, this.#vocabulary);
   }
 
   #copyCurl() {
     const { request } = this.#branch;
     if (request) copy(curl(this.#api.base, request, this.#api.key !== null), "curl");
-  }
-
-  /** @param {string} text */
-  #scoring(text) {
-    const { top } = this.#settings;
-    const { model } = this.#api;
-    return { model, prompt: text, max_tokens: 0, echo: true, prompt_logprobs: top, return_token_ids: true };
-  }
-
-  /**
-   * The request for a prompt as people write it: its reply is what is made here from the prompt's ids.
-   * @param {import("./composer.js").Prompt} prompt
-   */
-  #readable({ kind, messages, text }) {
-    if (kind === "score") return { path: "v1/completions", body: this.#scoring(text) };
-    const { top, sampling } = this.#settings;
-    const { model } = this.#api;
-    if (kind === "text") return { path: "v1/completions", body: { model, prompt: text, ...sampling, logprobs: top } };
-    return { path: "v1/chat/completions", body: { model, messages, ...sampling, logprobs: true, top_logprobs: top } };
   }
 }

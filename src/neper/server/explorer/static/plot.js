@@ -18,7 +18,9 @@ export class Plot {
     this.#canvas = element("canvas", { class: "plot-canvas", "aria-hidden": "true" });
     this.#scale = element("span", { class: "plot-scale", "aria-hidden": "true" });
     this.#caption = element("figcaption", {}, "Surprisal over the text");
-    this.element = element("figure", { class: "plot" }, this.#caption, this.#scale, this.#canvas);
+    this.#marker = element("span", { class: "plot-marker", hidden: true });
+    const area = element("div", { class: "plot-area" }, this.#canvas, this.#marker);
+    this.element = element("figure", { class: "plot" }, this.#caption, this.#scale, area);
     const pick = (/** @type {PointerEvent} */ event) => {
       if (event.type === "pointermove" && event.buttons !== 1) return;
       const place = Math.floor((event.offsetX / this.#canvas.clientWidth) * this.#places);
@@ -35,6 +37,7 @@ export class Plot {
   #canvas;
   #scale;
   #caption;
+  #marker;
   /** @type {Token[]} */
   #tokens = [];
   #drawn = 0;
@@ -69,9 +72,14 @@ export class Plot {
 
   /** @param {number} place */
   select(place) {
-    if (place === this.#selected) return;
     this.#selected = place;
-    this.#redraw();
+    this.#mark();
+  }
+
+  #mark() {
+    this.#marker.hidden = this.#selected < 0;
+    this.#marker.style.insetInlineStart = `${(100 * this.#selected) / this.#places}%`;
+    this.#marker.style.inlineSize = `${100 / this.#places}%`;
   }
 
   #redraw() {
@@ -105,12 +113,7 @@ export class Plot {
       context.fillStyle = this.#colours[band(logprob)];
       context.fillRect(this.#drawn * each, HEIGHT - height, Math.max(each - gap, 1), height);
     }
-    if (this.#selected >= 0) {
-      context.strokeStyle = this.#colours[BORDER];
-      context.lineWidth = 1.5;
-      const left = this.#selected * each;
-      context.strokeRect(left - 1, 1, Math.max(each - gap, 1) + 2, HEIGHT - 2);
-    }
+    this.#mark();
   }
 
   /**
@@ -124,7 +127,7 @@ export class Plot {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     if (!this.#colours.length) {
       const style = getComputedStyle(this.#canvas);
-      this.#colours = ["--bar0", "--bar1", "--bar2", "--bar3", "--bar4", "--accent", "--line"].map((name) =>
+      this.#colours = ["--bar0", "--bar1", "--bar2", "--bar3", "--bar4", "--line"].map((name) =>
         style.getPropertyValue(name).trim(),
       );
     }
@@ -141,5 +144,4 @@ export class Plot {
   }
 }
 
-const BORDER = 5;
-const LINE = 6;
+const LINE = 5;

@@ -1,7 +1,7 @@
 /** @file TokenView: a reply as a list of tokens, each shaded by its probability; one of them is selected. */
 
 import { element } from "./dom.js";
-import { percent, spelled } from "./numbers.js";
+import { percent, pronounced } from "./numbers.js";
 import { band, hesitates, rankOf } from "./scores.js";
 
 /** @typedef {import("./scores.js").Token} Token */
@@ -15,6 +15,12 @@ import { band, hesitates, rankOf } from "./scores.js";
  * @property {() => void} enter Go to the alternatives.
  * @property {() => void} back Go to the branch from which this one went.
  */
+
+/**
+ * A line of so many tokens ends before the next word. What is laid out with each frame is the last line alone. Ends that
+ * the text has itself are marked (↵).
+ */
+const LONG_LINE = 400;
 
 let made = 0;
 
@@ -53,6 +59,8 @@ export class TokenView {
   #spans = [];
   /** @type {HTMLElement | null} The block of the line that is not ended. */
   #line = null;
+  /** Tokens of it. */
+  #inLine = 0;
   #shown = 0;
   #frame = 0;
 
@@ -67,12 +75,14 @@ export class TokenView {
     this.tokens = [];
     this.#spans = [];
     this.#line = null;
+    this.#inLine = 0;
     this.#shown = 0;
     this.selected = -1;
     this.element.replaceChildren();
     this.element.removeAttribute("aria-activedescendant");
     if (lead) {
-      this.#line = element("div", { class: "line" }, element("span", { class: "lead" }, lead));
+      this.#line = newLine();
+      this.#line.append(element("span", { class: "lead" }, lead));
       this.element.append(this.#line);
     }
     this.append(tokens);
@@ -104,7 +114,7 @@ export class TokenView {
     if (!span) return;
     const before = this.#spans[this.selected];
     before?.removeAttribute("aria-selected");
-    before?.removeAttribute("aria-label");
+    if (before) this.#name(before, this.tokens[this.selected]);
     this.selected = place;
     span.id = this.#prefix + place;
     span.setAttribute("aria-selected", "true");
@@ -114,11 +124,28 @@ export class TokenView {
     this.#listener.selected(place);
   }
 
+  /**
+   * Name an element for screen readers, where its text is not a name.
+   * @param {HTMLElement} span
+   * @param {Token} token
+   */
+  #name(span, token) {
+    if (token.text.trim()) span.removeAttribute("aria-label");
+    else span.setAttribute("aria-label", this.#heard(token));
+  }
+
+  /** @param {Token} token */
+  #heard(token) {
+    if (token.text.trim()) return token.text;
+    if (token.text) return pronounced(token.text);
+    return this.#vocabulary.special.has(token.id) ? (this.#vocabulary.text(token.id) ?? "") : "part of a character";
+  }
+
   /** @param {number} place */
   #described(place) {
     const token = this.tokens[place];
     const rank = rankOf(token);
-    const parts = [`${spelled(token.text || this.#vocabulary.text(token.id))}`];
+    const parts = [this.#heard(token)];
     if (token.logprob !== null) parts.push(percent(token.logprob));
     if (rank) parts.push(rank.exact ? `rank ${rank.rank}` : `rank ${rank.rank} or later`);
     if (this.#spans[place].classList.contains("fork")) parts.push("branches here");
@@ -133,18 +160,22 @@ export class TokenView {
     const lines = document.createDocumentFragment();
     let line = this.#line ?? lines.appendChild(newLine());
     let pending = document.createDocumentFragment();
+    const end = () => {
+      line.append(pending);
+      line = lines.appendChild(newLine());
+      pending = document.createDocumentFragment();
+      this.#inLine = 0;
+    };
     for (; this.#shown < this.tokens.length; this.#shown++) {
       const token = this.tokens[this.#shown];
+      if (this.#inLine >= LONG_LINE && token.text.startsWith(" ")) end();
       const span = this.#span(token, this.#shown);
       this.#spans.push(span);
       // The space before a word is not shaded: it may hang at the end of the line above.
       const space = token.text.length > span.textContent.length ? [" "] : [];
       pending.append(...space, span);
-      if (token.text.includes("\n")) {
-        line.append(pending);
-        line = lines.appendChild(newLine());
-        pending = document.createDocumentFragment();
-      }
+      this.#inLine += 1;
+      if (token.text.endsWith("\n")) end();
     }
     line.append(pending);
     this.element.append(lines);
@@ -172,6 +203,7 @@ export class TokenView {
     span.className = names;
     span.dataset.place = String(place);
     span.setAttribute("role", "option");
+    this.#name(span, token);
     span.textContent = /^ \S/.test(token.text) ? token.text.slice(1) : token.text;
     return span;
   }
@@ -263,5 +295,5 @@ function box(span) {
 }
 
 function newLine() {
-  return element("div", { class: "line" });
+  return element("div", { class: "line", dir: "auto" });
 }
