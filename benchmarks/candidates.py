@@ -166,11 +166,12 @@ def main(
     out: Annotated[
         str | None, typer.Option("--out", help="Directory for candidates-<card>-<model>.json and .md.")
     ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Times that each way is measured.", min=1)] = Plan.rounds,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke test: few and short ones.")] = False,
 ) -> None:
     """200 candidates after a prompt of 500 tokens, beside each of them computed from scratch."""
     chosen = subject.choose("candidates", model=model or DEFAULT_MODEL, device=device, dtype=dtype)
-    run(chosen, out, QUICK if quick else Plan())
+    run(chosen, out, QUICK if quick else Plan(rounds=rounds))
 
 
 if __name__ == "__main__":

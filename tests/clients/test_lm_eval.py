@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from tests.clients.conftest import TINY
@@ -141,3 +145,52 @@ def test_scores_are_those_of_the_hf_model(
     for metric in ("word_perplexity,none", "byte_perplexity,none"):
         want = expected["results"]["perplexity"][metric]
         assert got["results"]["perplexity"][metric] == pytest.approx(want, rel=1e-4)
+
+
+class CandidatesModel(LM):
+    """Multiple choice over `/v1/candidates`: the choices of a document are one request.
+
+    Attributes:
+        boundaries: kinds of the cuts between documents and choices, in their order.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.boundaries: list[str] = []
+        self._http = httpx.Client(base_url=url, timeout=120)
+
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+        return list(self._scores(requests))
+
+    def _scores(self, requests: list[Any]) -> Iterator[tuple[float, bool]]:
+        for context, group in groupby((request.args for request in requests), key=lambda pair: pair[0]):
+            choices = [choice for _, choice in group]
+            body = {"model": TINY, "prompt": context, "candidates": choices}
+            reply = self._http.post("/v1/candidates", json=body).raise_for_status().json()
+            self.boundaries.append(reply["boundary"]["kind"])
+            yield from ((candidate["logprob"], False) for candidate in reply["candidates"])
+
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+        raise NotImplementedError
+
+    def generate_until(self, requests: list[Any]) -> list[str]:
+        raise NotImplementedError
+
+
+def test_candidates_choose_as_the_hf_model(
+    tiny_url: str, tasks: list[dict[str, Any]], expected: dict[str, Any]
+) -> None:
+    model = CandidatesModel(tiny_url)
+    results: Any = simple_evaluate(
+        model,
+        tasks=json.loads(json.dumps(tasks[:1])),
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
+    )
+    wanted, scored = responses(expected, "choice"), responses(dict(results), "choice")
+    assert len(model.boundaries) == len(CONTEXTS)
+    assert model.boundaries.count("clean") >= len(CONTEXTS) - 4
+    for place, ((value, _), (want, _)) in enumerate(zip(scored, wanted, strict=True)):
+        if model.boundaries[place // 4] == "clean":  # else its totals include the end of the context
+            assert abs(value - want) < TOLERANCE
+    assert results["results"]["choice"]["acc,none"] == expected["results"]["choice"]["acc,none"]
