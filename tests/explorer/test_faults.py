@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 from playwright.sync_api import Route, expect
 
@@ -103,58 +100,6 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tokenizer: Tokenizer, visit: Vis
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return byte_level_tokenizer()
-
-
-ENTRIES = [{"token": " Paris", "bytes": [], "logprob": -0.5, "top_logprobs": []}]
-RANKED = {
-    "candidates": [
-        {"text": " Lyon", "token_ids": [5], "logprob": -3.5, "mean_logprob": -3.5, "rank": 2, "probability": 0.0474},
-        {
-            "text": " Paris",
-            "token_ids": [4],
-            "logprob": -0.5,
-            "mean_logprob": -0.5,
-            "rank": 1,
-            "probability": 0.9526,
-            "logprobs": ENTRIES,
-        },
-    ],
-    "prompt_tokens": 7,
-    "boundary": {"kind": "clean", "position": 7, "text": ""},
-}
-
-
-def test_candidates_are_ranked(scripted: Client, visit: Visit) -> None:
-    with visit(scripted.server.url) as explorer:
-        asked: list[Any] = []
-
-        def answer(route: Route) -> None:
-            asked.append(json.loads(route.request.post_data or ""))
-            route.fulfill(json=RANKED)
-
-        explorer.page.route("**/v1/candidates", answer)
-        explorer.page.get_by_role("tab", name="Candidates").click()
-        pane = explorer.page.get_by_role("region", name="Candidates")
-        explorer.write("The capital of France is", pane=pane)
-        pane.get_by_label("Candidates, one per line").fill(" Lyon\n Paris\n")
-        explorer.page.keyboard.press("Control+Enter")
-        rows = pane.locator("tbody tr")
-        expect(rows).to_have_count(2)
-        assert [cell.strip() for cell in rows.nth(0).locator("td, th").all_inner_texts()] == [
-            *("1", "␣Paris", "95.3 %", "-0.50", "-0.50")
-        ]
-        assert [cell.strip() for cell in rows.nth(1).locator("td, th").all_inner_texts()] == [
-            *("2", "␣Lyon", "4.74 %", "-3.50", "-3.50")
-        ]
-        assert asked == [
-            {
-                "model": "scripted",
-                "prompt": "The capital of France is",
-                "candidates": [" Lyon", " Paris"],
-                "normalize": "sum",
-                "return_tokens": True,
-            }
-        ]
 
 
 def test_a_server_without_candidates_says_so(scripted: Client, visit: Visit) -> None:

@@ -236,3 +236,30 @@ def test_a_conversation_goes_on(scripted: Client, visit: Visit) -> None:
             ("assistant", "Hello there"),
             ("user", "Go on"),
         ]
+
+
+def test_candidates_are_ranked(embedded: RealServer, visit: Visit) -> None:
+    """The prompt ends with a space, which belongs to the tokens of the candidates."""
+    given = ["Lyon", "Paris", "Marseille"]
+    with visit(embedded.url) as explorer:
+        explorer.page.get_by_role("tab", name="Candidates").click()
+        pane = explorer.page.get_by_role("region", name="Candidates")
+        explorer.write("The capital of France is ", pane=pane)
+        pane.get_by_label("Candidates, one per line").fill("\n".join(given) + "\n")
+        explorer.page.keyboard.press("Control+Enter")
+        rows = pane.locator("tbody tr")
+        expect(rows).to_have_count(3)
+        asked = explorer.asked[-1][1]
+        assert asked["candidates"] == given
+        reply = embedded.http.post("/v1/candidates", json=asked).json()
+        ranked = sorted(reply["candidates"], key=lambda candidate: int(candidate["rank"]))
+        assert ranked[0]["text"].strip() == "Paris"
+        for row, candidate in zip(rows.all(), ranked, strict=True):
+            cells = [cell.strip() for cell in row.locator("td, th").all_inner_texts()]
+            assert cells[0] == str(candidate["rank"])
+            assert cells[1] == "".join(entry["token"] for entry in candidate["logprobs"]).replace(" ", "␣")
+            values = [float(cells[2].removesuffix(" %")) / 100, float(cells[3]), float(cells[4])]
+            expected = [candidate["probability"], candidate["logprob"], candidate["mean_logprob"]]
+            assert values == pytest.approx(expected, rel=0.06, abs=0.006)
+        assert reply["boundary"]["kind"] == "merged"
+        expect(pane.locator("caption")).to_contain_text(f"after {reply['prompt_tokens']} prompt tokens; the end")
