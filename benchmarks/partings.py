@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -97,9 +97,9 @@ def _keys(request: Request, rows: PackedRows, place: int) -> dict[int, float]:
 def requests(count: int, vocab_size: int, seed: int = 0) -> Iterator[Request]:
     """Greedy ones, and draws with each filter."""
     rng = random.Random(seed)
-    draws = ({}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_n_sigma": 1.5})
+    draws: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_n_sigma": 1.5})
     for number in range(count):
-        sampling = {"temperature": 0.0} if number % 3 == 0 else {"temperature": rng.uniform(0.3, 1.2)}
+        sampling: dict[str, Any] = {"temperature": 0.0} if number % 3 == 0 else {"temperature": rng.uniform(0.3, 1.2)}
         yield Request(
             request_id=str(number),
             prompt_token_ids=[rng.randrange(vocab_size) for _ in range(rng.randint(1, 200))],
