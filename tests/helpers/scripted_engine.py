@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from neper.engine.checks import request_problem
 from neper.engine.interface import Capabilities, EngineStats, TokenStream
 from neper.errors import EngineDeadError, OverloadedError
 from neper.types import (
@@ -168,6 +169,7 @@ class ScriptedEngine:
             raise EngineDeadError("the engine is down")
         if self.overloaded:
             raise OverloadedError("the queue is full", retry_after=1)
+        assert request_problem(request, self.capabilities) is None  # the server checks the same before
         self.submitted.append(request)
         self.streams.append(ScriptedStream(self, request))
         return self.streams[-1]

@@ -56,6 +56,7 @@ def test_replies_of_ids_and_messages_of_json_are_the_same(llm: LLM) -> None:
         ({"messages": MESSAGES, "reply": "word " * 200}, "the model's context 128"),
         ({"messages": [], "reply": "a"}, "not a list of messages"),
         ({"messages": "[", "reply": "a"}, "no JSON"),
+        ({"messages": "[" * 5000, "reply": "a"}, "no JSON"),
         ({"messages": [{"content": "x"}], "reply": "a"}, "role"),
         ({"messages": [{"role": "user", "content": 5}], "reply": "a"}, "content must be"),
         ({"reply": "a"}, "messages is missing"),

@@ -68,6 +68,14 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(model_dir: Path, tmp_path
     assert "not numbers" in str(found[1].error)
 
 
+def test_a_row_that_is_nested_deeply_fails_alone(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": %s}\n{"text": "a b"}\n' % ("[" * 1000 + "]" * 1000))
+    deep, other = score_dataset(path, llm=llm)
+    assert deep.error == "text is of type list, not a text"
+    assert other.error is None
+
+
 def test_rows_that_are_no_mappings_fail_alone(llm: LLM) -> None:
     rows: list[Any] = [{"text": "the fox"}, 5, {"text": "the dog"}]
     assert [scored.error for scored in score_dataset(rows, llm=llm)] == [

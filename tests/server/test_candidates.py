@@ -155,6 +155,11 @@ def test_minus_inf_counts_as_its_number(client: Client, monkeypatch: pytest.Monk
         ({"prompt": None}, "prompt"),
         ({"prompt": "t", "candidates": ["he"]}, "candidates"),
         ({"temperature": 0.5}, "temperature"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
     ],
     ids=str,
 )

@@ -80,7 +80,7 @@ class CandidatesMode:
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise InvalidRequestError(f"{self._candidates} is a text that is no JSON: {error}") from None
         if not isinstance(value, list):
             raise InvalidRequestError(f"{self._candidates} is {described(value)}, not a list")

@@ -74,7 +74,7 @@ def messages_of(values: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequestError(f"{column} is a text that is no JSON: {error}") from None
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value) or not value:
         raise InvalidRequestError(f"{column} is {described(value)}, not a list of messages")
@@ -87,12 +87,20 @@ def described(value: Any) -> str:
 
 
 def rough_length(value: Any) -> int:
-    """Characters or items of a value, those of nested lists and objects included."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(rough_length, value.values()))
-    return 1 + sum(map(rough_length, value)) if isinstance(value, (list, tuple)) else 1
+    """Characters or items of a value, those of nested lists and objects included, however deep they are."""
+    length = 0
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, str):
+            length += len(item)
+        else:
+            length += 1
+            if isinstance(item, (list, tuple)):
+                left += item
+    return length
 
 
 def list_fields(top: int) -> dict[str, Field]:

@@ -14,6 +14,14 @@ from neper.server.bodies.strict import Only, RequestBody
 
 Candidate = str | list[NotNegative]
 
+_OF_A_CONVERSATION = (
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+)
+
 
 class CandidatesBody(RequestBody):
     """A prompt, or a conversation as chat renders it, and its candidates: texts, or ids."""
@@ -41,6 +49,9 @@ class CandidatesBody(RequestBody):
                 raise InvalidRequestError(f"candidates[{place}] is empty", param="candidates")
         if self.messages is not None:
             self.conversation().check()
+        for name in _OF_A_CONVERSATION if self.messages is None else ():
+            if getattr(self, name):
+                raise InvalidRequestError(f"{name} is of messages, and the request has a prompt", param=name)
 
     def conversation(self) -> ChatBody:
         return ChatBody(

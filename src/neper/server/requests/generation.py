@@ -170,7 +170,9 @@ async def new_generation(
         grammar = await _grammar(service, body, constraint)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
     # The first choice of a prompt scores it for all of them, except in a stream, which shows each as it comes.
-    others = logprobs if body.stream else msgspec.structs.replace(logprobs, prompt_top_k=None)
+    others = logprobs
+    if not body.stream:
+        others = msgspec.structs.replace(logprobs, prompt_top_k=None, prompt_logprob_token_ids=())
     predicted = tuple(prediction)
     choices: list[Choice] = []
     listed = 0
