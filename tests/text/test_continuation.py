@@ -1,4 +1,4 @@
-"""Continuations at a border of tokens: their bytes are the text's, also where a tokenizer puts a space before it."""
+"""Continuations at a border of tokens: ids whose bytes are the text's, also where a tokenizer puts a space before."""
 
 from __future__ import annotations
 
