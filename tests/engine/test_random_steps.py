@@ -223,7 +223,9 @@ class Engines:
             "max_logprobs": -1,
             "kv_cache_memory": 80 * BYTES_OF_A_BLOCK,
         } | fields
-        core = EngineCore(EngineConfig(model=str(self._directory), **values), self._source, decoder=self._decoder)
+        # One that a prediction layer reads keeps hidden states from then on, for that engine's steps.
+        decoder = ExactDecoder(self._source.config) if fields.get("speculative") == "mtp" else self._decoder
+        core = EngineCore(EngineConfig(model=str(self._directory), **values), self._source, decoder=decoder)
         core._grammars._grammars = self._grammars
         return core
 
