@@ -198,6 +198,18 @@ def test_what_cannot_be_scored(given: Candidates, message: str, directory: Path)
     assert message in (result.last.error or "")
 
 
+def test_no_request_has_the_name_of_a_sequence(directory: Path) -> None:
+    """Sequences of candidates have names of their own beside requests that are named like choices."""
+    [prompt] = prompts(1, 20)
+    core = make_core(directory)
+    names = [f"a-{number}" for number in range(4)]
+    wanted = [request(name, prompt, SamplingParams(temperature=0.0, max_tokens=5)) for name in names]
+    done = run(core, [*wanted, asked("a", prompt, [(5, 6), (7, 8, 9)])])
+    assert len(logprobs_of(done["a"], 2)) == 2
+    assert [len(done[name].token_ids) for name in names] == [5] * 4
+    core.check()
+
+
 def test_an_id_in_use_is_refused(directory: Path) -> None:
     [prompt] = prompts(1, 20)
     core = make_core(directory)

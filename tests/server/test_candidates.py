@@ -42,7 +42,7 @@ def refused(client: Client, param: str | None, code: str = "invalid_value", **bo
 def test_a_reply(client: Client) -> None:
     client.engine.num_cached_tokens = 2
     given = [" fox", " dog sleeps", [70, 71, 72], " fox"]
-    reply = score(client, given, return_tokens=True)
+    reply = score(client, given, return_tokens=True, stream=False, user="someone")
     ids = client.tokenizer.encode(PROMPT)
     [request] = client.engine.submitted
     assert request.prompt_token_ids == ids

@@ -87,7 +87,7 @@ class _Run:
 
     def _new_name(self) -> str:
         self.num_started += 1
-        return f"{self.name}-{self.num_started}"
+        return f"{self.name}\0-{self.num_started}"  # no request has such a name
 
     def take(self, chunk: TokenChunk) -> list[CandidateScores]:
         """The scores that a chunk of one of its sequences completes."""

@@ -32,6 +32,8 @@ class CandidatesBody(RequestBody):
     model: str | None = None
     normalize: Normalize | None = None
     return_tokens: bool | None = None
+    stream: Annotated[bool | None, Only(False)] = None
+    user: str | None = None
     logprobs_mode: Annotated[Any, Only("raw_logprobs")] = None
     # For a conversation.
     tools: list[Tool] | None = None
