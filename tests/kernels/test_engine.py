@@ -232,7 +232,7 @@ def test_off_is_off(tiny_dir: Callable[..., Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", some([math.nan], [math.inf]))
+@pytest.mark.parametrize("value", some([], [math.nan, math.inf]))
 def test_only_the_request_with_nan_fails(value: float, tiny_dir: Callable[..., Path], tmp_path: Path) -> None:
     clean, poison = tiny_dir("llama"), 383
     poisoned = tmp_path / "poisoned"
@@ -420,7 +420,7 @@ def test_scoring_allocates_nothing(tiny_dir: Callable[..., Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", some([True], [False]))
 def test_drafts_change_no_token(overlap: bool, tiny_dir: Callable[..., Path]) -> None:
     """Windows of right and wrong drafts beside rows without, as graphs where there are some."""
     directory = tiny_dir("qwen3")
@@ -438,7 +438,7 @@ def test_drafts_change_no_token(overlap: bool, tiny_dir: Callable[..., Path]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", some([True], [False]))
 def test_a_prediction_layer_changes_no_token(overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps on kernels, as graphs where there are some, read the hidden states of steps on kernels."""
     PredictionLayer(tmp_path, "qwen3", QWEN)
