@@ -299,6 +299,7 @@ def test_tokenize_and_detokenize(client: Client) -> None:
     check(client.http.post("/tokenize", json={"prompt": "x", "messages": MESSAGES}), 400, "prompt")
     both = {"messages": MESSAGES, "add_special_tokens": True}
     check(client.http.post("/tokenize", json=both), 400, "add_special_tokens")
+    check(client.http.post("/tokenize", json={"prompt": "a", "chat_template": "x"}), 400, "chat_template")
     check(client.http.post("/tokenize", json={"messages": [{"role": "tool", "content": "x"}]}), 400, "messages")
     check(client.http.post("/detokenize", json={"tokens": [VOCAB_SIZE]}), 400, "tokens")
     check(client.http.post("/detokenize", json={"tokens": [-1]}), 400, "tokens")
