@@ -117,7 +117,9 @@ def _drafting(chosen: EngineSettings, decoder: Decoder, small: ModelRunner | Non
     if chosen.speculative is None:
         return None
     drafter: Drafter = NgramDrafter()
-    if small is not None and decoder.residual is not None:
+    if chosen.speculative == "mtp":
+        assert small is not None
+        assert decoder.residual is not None
         drafter = MtpDrafter(
             small,
             decoder.residual,
