@@ -27,9 +27,9 @@ from neper.guarded import guarded
 from neper.types import LogprobParams, SamplingParams
 
 FACTOR = 5.0
-"""How many times cheaper the shared prompt must be."""
+"""The least ratio of the two costs."""
 TOLERANCE = 1e-4
-"""How far a total may lie from the sum of the whole text's prompt logprobs, in float32."""
+"""The largest distance of a total from the sum of the whole text's prompt logprobs, in float32."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from neper.types import Float32Array
 
 Normalize = Literal["sum", "mean", "none"]
-"""What probabilities are made of: totals or means, among the candidates; or each candidate's own total."""
+"""The source of probabilities: totals or means, among the candidates; or each candidate's own total."""
 
 NORMALIZES: tuple[Normalize, ...] = get_args(Normalize)
 

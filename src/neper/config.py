@@ -116,7 +116,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
-    """What is scored in the rows of a file, and which columns hold it."""
+    """The parts of a file's rows that are scored, and their columns."""
 
     mode: str = _option(
         "text",

@@ -12,7 +12,7 @@ from neper.types import PackedRows
 
 @dataclass(frozen=True)
 class Shade:
-    """How tokens of a probability of at least `least` are shown.
+    """The look of tokens of a probability of at least `least`.
 
     Attributes:
         style: on a terminal; "" = unshaded.

@@ -19,7 +19,7 @@ from neper.types import FinishReason, Float32Array, Request
 
 @dataclass(frozen=True)
 class ScoredCandidate:
-    """What may follow a prompt, scored. `rank` and `probability` are among all candidates of the prompt.
+    """A possible continuation of a prompt, scored. `rank` and `probability` are among all candidates of the prompt.
 
     Attributes:
         text: as it was given, or the text of its ids.

@@ -7,7 +7,7 @@ from neper.types import LISTED_WHOLE, LOGPROBS_MODES, MAX_CANDIDATES, Request
 
 
 def request_problem(request: Request, capabilities: Capabilities) -> str | None:
-    """Why an engine cannot compute a request, or None."""
+    """The reason why an engine cannot compute a request, or None."""
     vocab, length = capabilities.vocab_size, len(request.prompt_token_ids)
     sampling, logprobs = request.sampling, request.logprobs
     if length == 0:
@@ -47,7 +47,7 @@ def request_problem(request: Request, capabilities: Capabilities) -> str | None:
 
 
 def _candidates_problem(request: Request, max_model_len: int) -> str | None:
-    """Why the candidates of a request cannot be scored, ids aside; None where they can."""
+    """The reason why the candidates of a request cannot be scored, ids aside; None where they can."""
     if len(request.candidates) > MAX_CANDIDATES:
         return f"{len(request.candidates)} candidates are more than {MAX_CANDIDATES}"
     for place, candidate in enumerate(request.candidates):

@@ -85,7 +85,7 @@ class MultiTokenPredictor(Decoder):
     def forward(
         self, token_ids: Tensor, kv_cache: KVCache, attention: AttentionInputs, last_tokens: Tensor | None = None
     ) -> Tensor:
-        """As `Decoder.forward`, for tokens whose positions are one less than in the model."""
+        """Do what `Decoder.forward` does, for tokens whose positions are one less than in the model."""
         assert self.residual is not None
         embedding = self._fused.embed(token_ids, self.embed_tokens, last_tokens)
         before = self.residual[: len(token_ids)]

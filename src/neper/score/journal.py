@@ -17,7 +17,7 @@ from neper.errors import StartupError
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
-    """What is done, and the sizes in bytes of the files that hold it.
+    """The progress of a run, and the sizes in bytes of the files that hold it.
 
     Attributes:
         row: the number of the last row.

@@ -80,7 +80,7 @@ def run(
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """What tells a file from a changed one: its size, its time, and a hash of its beginning and end."""
+    """The facts that change with a file: its size, its time, and a hash of its beginning and end."""
     found = path.stat()
     with path.open("rb") as file:
         beginning = file.read(_HASHED)

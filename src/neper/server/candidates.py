@@ -110,7 +110,7 @@ class CandidatesReply:
 
     @cached_property
     def _logprobs(self) -> list[Float32Array]:
-        """Of each candidate's tokens, as JSON has them: none is below its floor."""
+        """The logprobs of each candidate's tokens, as JSON has them: none is below its floor."""
         return [np.maximum(values, FLOOR) for values in self._scoring.logprobs]
 
     @cached_property

@@ -106,6 +106,6 @@ def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many ids two sequences have in common before they differ."""
+    """The number of ids that two sequences have in common before they differ."""
     return next((place for place, pair in enumerate(zip(ids, others, strict=False)) if pair[0] != pair[1]),
                 min(len(ids), len(others)))  # fmt: skip

@@ -50,7 +50,7 @@ class ScoredChunk:
 
     @property
     def top_k(self) -> int:
-        """How many of the best ids each position lists."""
+        """The number of the best ids that each position lists."""
         return 0 if self.named else self.places
 
 
@@ -68,7 +68,7 @@ class PromptScoreInputs:
 
     @property
     def top_k(self) -> int:
-        """How many of the best ids a position lists at most."""
+        """The most of the best ids that a position lists."""
         return max(chunk.top_k for chunk in self.chunks)
 
     @property
